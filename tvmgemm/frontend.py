@@ -1,0 +1,220 @@
+"""The front door: ``matmul``, a ufunc made of NumPy's own parts, ``gemm``, and where a miss enters Python.
+
+Nothing here decides how a product is computed. The native loops find a published plan by themselves; only
+where none fits do they call ``tg_miss``, which imports the dispatcher the first time that it is needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from collections.abc import Callable
+
+import numpy as np
+
+from tvmgemm._native import ffi, lib
+
+#: Decides about a problem that no plan serves and publishes a plan: ``on_miss(tg_problem *) -> bool``, True
+#: if the loop should look again. None until the first miss, then ``tvmgemm.dispatch.on_miss``.
+on_miss: Callable[[object], bool] | None = None
+
+_LOOK_AGAIN, _DECLINE, _INTERRUPTED = 1, 0, -1
+_SERVED, _KERNEL_FAILED = 0, -2
+
+
+def _handle_escaped(kind, error, traceback) -> int:
+    """What the native loop gets when planning raised: decline. Ctrl-C is handed on, all else is logged."""
+    if issubclass(kind, KeyboardInterrupt):
+        return _INTERRUPTED  # raised again by the native part once no frame of ours is left to swallow it
+    try:
+        from tvmgemm import log
+
+        if log.enabled():
+            log.logger().warning("planning a product failed, NumPy computes it: %s", error,
+                                 exc_info=(kind, error, traceback))
+    except Exception:  # no way to report: the product still has to be computed
+        pass
+    return _DECLINE
+
+
+@ffi.def_extern(onerror=_handle_escaped)
+def tg_miss(problem) -> int:
+    """Called by a native loop that has no plan for its problem, on any thread, under the GIL."""
+    global on_miss
+    if on_miss is None:
+        if sys.is_finalizing():
+            return _DECLINE
+        from tvmgemm import dispatch
+
+        on_miss = dispatch.on_miss
+    return _LOOK_AGAIN if on_miss(problem) else _DECLINE
+
+
+def _numpys_matmul() -> np.ufunc:
+    """np.matmul, or RuntimeError if it is not the ufunc whose parts the native code takes."""
+    found = np.matmul
+    if (
+        not isinstance(found, np.ufunc)
+        or found.signature != "(n?,k),(k,m?)->(n?,m?)"
+        or not {"ff->f", "dd->d"} <= set(found.types)
+    ):
+        raise RuntimeError(
+            f"np.matmul of NumPy {np.__version__} is {found!r}, not the generalized ufunc with loops for "
+            f"float32 and float64 that tvmgemm builds on; import tvmgemm before what replaced it"
+        )
+    return found
+
+
+def _make_matmul(numpys: np.ufunc) -> np.ufunc:
+    address = lib.tg_make_ufunc(id(numpys))
+    if not address:
+        raise RuntimeError(
+            f"no ufunc could be made from np.matmul of NumPy {np.__version__} ({numpys.ntypes} loops): this "
+            f"tvmgemm does not know it; upgrade tvmgemm, or use an earlier NumPy"
+        )
+    made = ctypes.cast(address, ctypes.py_object).value  # C's own reference stays: the ufunc lives for ever
+    try:
+        made.__module__ = "tvmgemm"  # where pickle looks for it
+    except AttributeError:  # NumPy < 2.2: pickle searches all modules
+        pass
+    return made
+
+
+#: NumPy's ufunc, which also the ``@`` operator calls: kept, because a program may rebind the name np.matmul.
+numpys_matmul = _numpys_matmul()
+matmul = _make_matmul(numpys_matmul)
+
+#: The native number of a dtype, and the C type of its (alpha, beta).
+_NATIVE = {
+    np.dtype(np.float32): (lib.TG_FLOAT32, "float[2]"),
+    np.dtype(np.float64): (lib.TG_FLOAT64, "double[2]"),
+}
+
+
+def gemm(
+    a: np.ndarray, b: np.ndarray, c: np.ndarray, alpha: float = 1.0, beta: float = 1.0
+) -> np.ndarray:
+    """Compute ``C = alpha * A @ B + beta * C`` in place and return ``c``.
+
+    Parameters
+    ----------
+    a, b, c : ndarray
+        2-D arrays of shapes (m, k), (k, n) and (m, n), of one dtype: float32 or float64. Any strides, also
+        negative; ``a`` and ``b`` may have zero strides and may share memory with each other.
+    alpha, beta : float
+        As in BLAS, ``beta == 0`` means that C is not read (NaN in it vanish), and ``alpha == 0`` that A and B
+        are not.
+
+    Raises
+    ------
+    TypeError
+        For an operand that is not an ndarray, is a masked array, or has another dtype, and for a scalar that
+        is not a real number.
+    ValueError
+        For a wrong number of dimensions or a shape that does not fit; for a ``c`` that is read-only, has
+        elements that share memory, or overlaps ``a`` or ``b``; for unaligned operands.
+
+    Floating-point errors (overflow, invalid) are not reported, whatever ``np.errstate`` says.
+    """
+    _check_operands(a, b, c)
+    alpha, beta = _real_scalar("alpha", alpha), _real_scalar("beta", beta)
+    (m, k), n = a.shape, b.shape[1]
+    if m == 0 or n == 0:
+        return c
+    if alpha == 0.0:
+        _scale_in_place(c, beta)
+        return c
+    dtype, scale = _NATIVE[c.dtype]
+    status = lib.tg_gemm(
+        dtype, m, n, k, _pointer(a), *a.strides, _pointer(b), *b.strides, _pointer(c), *c.strides,
+        ffi.new(scale, (alpha, beta)),
+    )
+    if status == _KERNEL_FAILED:
+        raise RuntimeError(f"the kernel for a {m}x{k} by {k}x{n} product failed; c holds anything now")
+    if status != _SERVED:
+        _gemm_by_numpy(a, b, c, alpha, beta)
+    return c
+
+
+def _pointer(array: np.ndarray):
+    return ffi.cast("char *", array.__array_interface__["data"][0])
+
+
+def _scale_in_place(c: np.ndarray, beta: float) -> None:
+    if beta == 0.0:
+        c[...] = 0
+    elif beta != 1.0:
+        with np.errstate(all="ignore"):
+            np.multiply(c, beta, out=c)
+
+
+def _gemm_by_numpy(a: np.ndarray, b: np.ndarray, c: np.ndarray, alpha: float, beta: float) -> None:
+    with np.errstate(all="ignore"):
+        product = numpys_matmul(a, b, subok=False)
+        if alpha != 1.0:
+            product *= alpha
+        if beta == 0.0:
+            c[...] = product
+        else:
+            _scale_in_place(c, beta)
+            np.add(c, product, out=c)
+
+
+def _real_scalar(name: str, value) -> float:
+    try:
+        return float(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r} is not a real number") from None
+
+
+def _check_operands(a, b, c) -> None:
+    for name, x in (("a", a), ("b", b), ("c", c)):
+        if type(x) is not np.ndarray:
+            _check_kind(name, x)
+        if x.ndim != 2:
+            raise ValueError(f"{name} has {x.ndim} dimensions (shape {x.shape}), 2 are needed; "
+                             f"for a stack of matrices call gemm once for each")
+        if x.dtype not in _NATIVE:
+            order = "" if x.dtype.isnative else " in foreign byte order"
+            raise TypeError(f"{name} has dtype {x.dtype!s}{order}, float32 or float64 is needed; "
+                            f"convert it with {name}.astype(...)")
+        if not x.flags.aligned:
+            raise ValueError(f"{name} is not aligned to its item size of {x.itemsize} bytes; "
+                             f"pass {name}.copy()")
+    if not a.dtype == b.dtype == c.dtype:
+        raise TypeError(f"a is {a.dtype}, b is {b.dtype}, c is {c.dtype}: one dtype is needed for all; "
+                        f"convert with .astype(...)")
+    if a.shape[1] != b.shape[0] or c.shape != (a.shape[0], b.shape[1]):
+        raise ValueError(f"a has shape {a.shape}, b {b.shape}, c {c.shape}: "
+                         f"(m, k), (k, n) and (m, n) are needed")
+    if not c.flags.writeable:
+        raise ValueError("c is read-only, and gemm writes its result there; pass a writeable array")
+    if _elements_share_memory(c):
+        raise ValueError(f"c has elements that share memory (shape {c.shape}, strides {c.strides}); "
+                         f"pass c.copy()")
+    for name, x in (("a", a), ("b", b)):
+        if np.may_share_memory(c, x) and np.shares_memory(c, x):
+            raise ValueError(f"c overlaps {name} in memory, and gemm reads {name} while it writes c; "
+                             f"pass {name}.copy()")
+
+
+def _check_kind(name: str, x) -> None:
+    if not isinstance(x, np.ndarray):
+        raise TypeError(f"{name} is a {type(x).__name__}, an ndarray is needed; convert it with np.asarray")
+    if hasattr(x, "mask") and hasattr(x, "filled"):
+        raise TypeError(f"{name} is a masked array, and gemm knows no masks; "
+                        f"pass {name}.filled(0) or {name}.data")
+
+
+def _elements_share_memory(x: np.ndarray) -> bool:
+    """Whether two elements of an aligned 2-D array have one address.
+
+    They do if i*s0 + j*s1 = 0 for some (i, j) != (0, 0) inside the array. The smallest such |i| is |s1|/gcd,
+    and |j| is then |s0|/gcd.
+    """
+    (rows, cols), (s0, s1) = x.shape, x.strides
+    divisor = math.gcd(s0, s1)
+    if divisor == 0:
+        return rows * cols > 1
+    return rows > abs(s1) // divisor and cols > abs(s0) // divisor

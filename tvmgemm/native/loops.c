@@ -1,0 +1,195 @@
+/* The inner loops: from NumPy's pointers and byte strides to a kernel, for a batch of products.
+ *
+ * A loop canonicalises its problem, finds the plan, and runs the plan's kernel over the batch. On a miss it
+ * asks Python once (tg_miss). Whatever can't be served goes to NumPy's own loop with the same arguments. */
+#include <fenv.h>
+#include <stdatomic.h>
+#include "native.h"
+
+_Thread_local tg_thread tg_self TG_TLS;
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+/* Indices into a matmul loop's arrays: dims, and steps (three outer ones, then the core strides). */
+enum { DIM_BATCH, DIM_M, DIM_K, DIM_N };
+enum { STEP_A, STEP_B, STEP_C, STEP_RSA, STEP_CSA, STEP_RSB, STEP_CSB, STEP_RSC, STEP_CSC };
+enum { SERVED = 0, DECLINED = 1, NO_MEMORY = -1, KERNEL_FAILED = -2 };
+
+typedef struct {
+    const char *base;
+    intptr_t step;                    /* to the next of the batch, in bytes */
+    int64_t rs, cs;                   /* row and column stride, in elements */
+} operand;
+
+/* The stride along a dimension of size 1 is never used, and NumPy gives 0 for it: choose the one that makes
+ * the operand contiguous. */
+ALWAYS_INLINE void settle_unit_dimensions(operand *x, int64_t rows, int64_t cols)
+{
+    if (cols == 1)
+        x->cs = 1;
+    if (rows == 1)
+        x->rs = x->cs == 1 ? cols : 1;
+}
+
+ALWAYS_INLINE int32_t layout_of(const operand *x)
+{
+    return x->cs == 1 ? TG_ROW : x->rs == 1 ? TG_COL : TG_STRIDED;
+}
+
+/* Fills the problem and the operands. False: a stride is not a multiple of the item size. */
+ALWAYS_INLINE bool canonicalise(char **args, const intptr_t *dims, const intptr_t *steps, int shift,
+                                tg_problem *p, operand *a, operand *b, operand *c)
+{
+    intptr_t any = steps[STEP_RSA] | steps[STEP_CSA] | steps[STEP_RSB] | steps[STEP_CSB]
+        | steps[STEP_RSC] | steps[STEP_CSC];
+    if (TG_UNLIKELY(any & (((intptr_t)1 << shift) - 1)))
+        return false;
+    p->batch = dims[DIM_BATCH];
+    p->m = dims[DIM_M];
+    p->k = dims[DIM_K];
+    p->n = dims[DIM_N];
+    *a = (operand){ args[0], steps[STEP_A], steps[STEP_RSA] >> shift, steps[STEP_CSA] >> shift };
+    *b = (operand){ args[1], steps[STEP_B], steps[STEP_RSB] >> shift, steps[STEP_CSB] >> shift };
+    *c = (operand){ args[2], steps[STEP_C], steps[STEP_RSC] >> shift, steps[STEP_CSC] >> shift };
+    p->symmetric = a->base == b->base && p->m == p->n && a->rs == b->cs && a->cs == b->rs
+        && (p->batch == 1 || a->step == b->step);
+    settle_unit_dimensions(a, p->m, p->k);
+    settle_unit_dimensions(b, p->k, p->n);
+    settle_unit_dimensions(c, p->m, p->n);
+    p->transposed = c->rs == 1 && c->cs != 1;
+    if (p->transposed) {              /* C is column-major: C^T = B^T.A^T has a row-major result */
+        operand old = *a;
+        int64_t m = p->m;
+        *a = (operand){ b->base, b->step, b->cs, b->rs };
+        *b = (operand){ old.base, old.step, old.cs, old.rs };
+        *c = (operand){ c->base, c->step, c->cs, c->rs };
+        p->m = p->n;
+        p->n = m;
+    }
+    p->a_layout = layout_of(a);
+    p->b_layout = layout_of(b);
+    p->c_layout = layout_of(c);
+    return true;
+}
+
+/* Python's code changes the floating-point flags, and may change the mode: the caller must see neither. */
+static __attribute__((noinline, cold)) tg_entry *miss(tg_thread *self, const tg_problem *p)
+{
+    if (self->in_miss || tg_python_finalizing())
+        return NULL;
+    fenv_t environment;
+    fegetenv(&environment);
+    self->in_miss = 1;
+    int again = tg_miss(p);
+    self->in_miss = 0;
+    fesetenv(&environment);
+    if (again < 0)
+        tg_python_interrupt();        /* here, where no Python code of ours can swallow it */
+    return again > 0 ? tg_find(self, p) : NULL;
+}
+
+static __attribute__((noinline, cold)) void record(tg_thread *self, const tg_problem *p)
+{
+    if (self->probed++ == 0)
+        self->probe = *p;
+}
+
+ALWAYS_INLINE int run(tg_thread *self, tg_entry *entry, const tg_problem *p, const operand *a,
+                      const operand *b, const operand *c, const void *scale)
+{
+    const tg_plan *plan = &entry->plan;
+    const tg_kernel *kernel = plan->kernel;
+    const int64_t args[TG_NARGS] = {
+        p->m, p->n, p->k, a->rs, a->cs, b->rs, b->cs, c->rs, c->cs, plan->mc, plan->nc, plan->kc, plan->tasks,
+    };
+    void *work = NULL;
+    if (kernel->workspace) {
+        int64_t bytes = 0;
+        if (kernel->workspace(args, &bytes) != 0 || (bytes > 0 && !(work = tg_scratch(bytes))))
+            return NO_MEMORY;
+    }
+    self->tasks = plan->tasks;
+    int32_t failed = 0;
+    for (int64_t i = 0; i < p->batch && !failed; i++)
+        failed = kernel->run(a->base + i * a->step, b->base + i * b->step, (char *)c->base + i * c->step,
+                             work, scale, args);
+    if (work)
+        tg_trim_scratch();
+    if (TG_UNLIKELY(failed))
+        return KERNEL_FAILED;
+    atomic_fetch_add_explicit(&entry->calls, 1, memory_order_relaxed);
+    return SERVED;
+}
+
+ALWAYS_INLINE int serve(char **args, const intptr_t *dims, const intptr_t *steps, int dtype, int shift,
+                        int op, const void *scale)
+{
+    tg_thread *self = &tg_self;
+    tg_problem p;
+    operand a, b, c;
+    p.dtype = dtype;
+    p.op = op;
+    bool possible = canonicalise(args, dims, steps, shift, &p, &a, &b, &c);
+    if (TG_UNLIKELY(self->probing)) {
+        if (!possible)
+            p = (tg_problem){ .dtype = -1 };
+        record(self, &p);
+        return SERVED;
+    }
+    if (TG_UNLIKELY(!possible))
+        return DECLINED;
+    if (TG_UNLIKELY(p.batch <= 0 || p.m <= 0 || p.n <= 0))
+        return SERVED;                /* no result to compute; k == 0 has one: zeros */
+    tg_entry *entry = tg_find(self, &p);
+    if (TG_UNLIKELY(!entry))
+        entry = miss(self, &p);
+    if (TG_UNLIKELY(!entry || !entry->plan.kernel))
+        return DECLINED;
+    return run(self, entry, &p, &a, &b, &c, scale);
+}
+
+/* C is write-only here, so after a failure NumPy's loop can compute everything again. */
+#define LOOP(id, npy, shift, name) \
+    void tg_loop_##name(char **args, const intptr_t *dims, const intptr_t *steps, void *data) \
+    { \
+        (void)data;                   /* a loop put into np.matmul gets NumPy's */ \
+        if (TG_UNLIKELY(serve(args, dims, steps, id, shift, TG_MATMUL, NULL) != SERVED)) { \
+            tg_count_declined(id); \
+            tg_numpy_loops[id].run(args, dims, steps, tg_numpy_loops[id].data); \
+        } \
+    }
+TG_DTYPES(LOOP)
+
+int tg_gemm(int dtype, int64_t m, int64_t n, int64_t k, const char *a, int64_t rsa, int64_t csa,
+            const char *b, int64_t rsb, int64_t csb, char *c, int64_t rsc, int64_t csc, const void *scale)
+{
+    char *args[] = { (char *)a, (char *)b, c };
+    const intptr_t dims[] = { 1, m, k, n };
+    const intptr_t steps[] = { 0, 0, 0, rsa, csa, rsb, csb, rsc, csc };
+    int status = DECLINED;
+    switch (dtype) {
+#define CASE(id, npy, shift, name) \
+    case id: \
+        status = serve(args, dims, steps, id, shift, TG_GEMM, scale); \
+        break;
+    TG_DTYPES(CASE)
+    default: return DECLINED;
+    }
+    if (status != SERVED)
+        tg_count_declined(dtype);
+    return status;
+}
+
+void tg_probe_begin(void)
+{
+    tg_self.probing = 1;
+    tg_self.probed = 0;
+}
+
+int tg_probe_end(tg_problem *first)
+{
+    tg_self.probing = 0;
+    if (first && tg_self.probed)
+        *first = tg_self.probe;
+    return tg_self.probed;
+}

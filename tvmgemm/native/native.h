@@ -1,0 +1,81 @@
+/* What the C files of tvmgemm._native share among themselves. Python sees tvmgemm.h only. */
+#ifndef TG_NATIVE_H
+#define TG_NATIVE_H
+#include <stdbool.h>
+#include "tvmgemm.h"
+
+/* The dtypes we serve, one row each: id, NumPy's type number, log2 of the item size in bytes, name. */
+#define TG_DTYPES(ROW) \
+    ROW(TG_FLOAT32, NPY_FLOAT,  2, float32) \
+    ROW(TG_FLOAT64, NPY_DOUBLE, 3, float64)
+
+/* State of one thread. Small, because glibc's room for the fast TLS model in an extension module is small. */
+typedef struct {
+    int32_t probing, probed;          /* tg_probe_begin was called; inner loops seen since */
+    int32_t in_miss;                  /* inside tg_miss: Python code of the planner is running */
+    int32_t in_task;                  /* running a task of a parallel kernel: nested launches run serially */
+    int64_t tasks;                    /* of the plan being run, for the launcher */
+    uint8_t hint[TG_NDTYPES][TG_NOPS];/* slot that served last */
+    void *scratch;
+    int64_t scratch_bytes;
+    tg_problem probe;
+} tg_thread;
+
+/* initial-exec: one instruction instead of a call to __tls_get_addr. musl and macOS can't do it for a module
+ * that is loaded at run time. */
+#if defined(__GLIBC__)
+#define TG_TLS __attribute__((tls_model("initial-exec")))
+#else
+#define TG_TLS
+#endif
+extern _Thread_local tg_thread tg_self TG_TLS;
+
+#define TG_LIKELY(x) __builtin_expect(!!(x), 1)
+#define TG_UNLIKELY(x) __builtin_expect(!!(x), 0)
+#define TG_CACHE_LINE 64
+
+struct tg_kernel {
+    tg_kernel_fn run;
+    tg_workspace_fn workspace;        /* NULL: needs none */
+    char *name;
+    struct tg_kernel *next;
+};
+
+/* plans.c: an interned plan. Never freed, so a reader needs no lock; `calls` has a cache line of its own,
+ * because every caller writes it while all read the rest. */
+typedef struct tg_entry {
+    tg_plan plan;
+    uint32_t layout_mask, layout_value;   /* layouts and symmetric, a byte each; mask 0: any will do */
+    struct tg_entry *next;                /* same hash */
+    _Alignas(TG_CACHE_LINE) _Atomic int64_t calls;
+} tg_entry;
+
+tg_entry *tg_find(tg_thread *self, const tg_problem *problem);
+void tg_count_declined(int dtype);
+
+/* loops.c: the inner loops that we put in a ufunc, NumPy's ABI (npy_intp is intptr_t). */
+typedef void (*tg_loop_fn)(char **args, const intptr_t *dims, const intptr_t *steps, void *data);
+#define TG_DECLARE_LOOP(id, npy, shift, name) \
+    void tg_loop_##name(char **args, const intptr_t *dims, const intptr_t *steps, void *data);
+TG_DTYPES(TG_DECLARE_LOOP)
+
+/* ufunc.c: NumPy's own loops, to decline to; set before any of ours is installed and never changed. */
+typedef struct { tg_loop_fn run; void *data; } tg_numpy_loop;
+extern tg_numpy_loop tg_numpy_loops[TG_NDTYPES];
+bool tg_python_finalizing(void);
+void tg_python_interrupt(void);       /* as if the user had pressed Ctrl-C now */
+
+/* scratch.c: at least `bytes`, aligned to a cache line, valid until this thread asks again; or NULL. */
+void *tg_scratch(int64_t bytes);
+void tg_trim_scratch(void);           /* after a call: give back a block that is too large to keep */
+
+/* pool.c: what kernels find in __TVMBackendParallelLaunch. The layout of TVM's TVMParallelGroupEnv. */
+typedef struct { void *sync_handle; int32_t num_task; } tg_parallel_env;
+typedef int (*tg_task_fn)(int task_id, tg_parallel_env *env, void *closure);
+int tg_launch(tg_task_fn task, void *closure, int num_task);
+
+/* Defined by the module that cffi generates: calls the Python function tvmgemm.frontend.tg_miss.
+ * 1: a plan may have been published; 0: decline; -1: decline, and Ctrl-C arrived. */
+int tg_miss(const tg_problem *problem);
+
+#endif

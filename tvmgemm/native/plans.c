@@ -1,0 +1,218 @@
+/* The dispatch table: from a problem to the plan that serves it, without a lock and without Python.
+ *
+ * For each dtype and operation it is an array of pointers to interned plans. A reader scans it from the
+ * slot that served it last, then from the start to the first NULL. A removed plan leaves a tombstone that
+ * matches nothing, so that a reader never misses a plan that stays. When the array is full, a new plan
+ * takes the place of the oldest. Where the boxes of two plans overlap, either may serve. Interned plans are
+ * never freed; equal ones are one. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include "native.h"
+
+#define SLOTS 64
+#define BUCKETS 256
+#define ANY (-1)
+
+typedef struct {
+    _Atomic(tg_entry *) slot[SLOTS];
+    int oldest;                       /* where a full table is overwritten next; under the lock */
+} table;
+
+static table tables[TG_NDTYPES][TG_NOPS];
+static tg_entry *interned[BUCKETS];   /* under the lock */
+static tg_entry tombstone = { .plan = { .m_lo = 1, .m_hi = 0 } };
+static _Atomic int64_t declined[TG_NDTYPES];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* A fork while another thread publishes must not leave the child with a locked, half-written table. */
+static void lock_plans(void) { pthread_mutex_lock(&lock); }
+static void unlock_plans(void) { pthread_mutex_unlock(&lock); }
+
+__attribute__((constructor)) static void survive_fork(void)
+{
+    pthread_atfork(lock_plans, unlock_plans, unlock_plans);
+}
+
+static inline uint32_t packed_layouts(int32_t a, int32_t b, int32_t c, int32_t symmetric)
+{
+    return (uint32_t)(a & 255) | (uint32_t)(b & 255) << 8 | (uint32_t)(c & 255) << 16
+        | (uint32_t)(symmetric & 255) << 24;
+}
+
+static inline bool serves(const tg_entry *entry, const tg_problem *p, uint32_t layouts, double work)
+{
+    const tg_plan *plan = &entry->plan;
+    return (layouts & entry->layout_mask) == entry->layout_value
+        && p->m >= plan->m_lo && p->m <= plan->m_hi && p->n >= plan->n_lo && p->n <= plan->n_hi
+        && p->k >= plan->k_lo && p->k <= plan->k_hi
+        && p->batch >= plan->batch_lo && p->batch <= plan->batch_hi
+        && work >= plan->work_lo && work <= plan->work_hi;
+}
+
+tg_entry *tg_find(tg_thread *self, const tg_problem *p)
+{
+    table *t = &tables[p->dtype][p->op];
+    uint8_t *hint = &self->hint[p->dtype][p->op];
+    uint32_t layouts = packed_layouts(p->a_layout, p->b_layout, p->c_layout, p->symmetric);
+    double work = (double)p->m * (double)p->n * (double)p->k;
+    tg_entry *entry = atomic_load_explicit(&t->slot[*hint], memory_order_acquire);
+    if (TG_LIKELY(entry && serves(entry, p, layouts, work)))
+        return entry;
+    for (int i = 0; i < SLOTS; i++) {
+        entry = atomic_load_explicit(&t->slot[i], memory_order_acquire);
+        if (!entry)
+            break;
+        if (serves(entry, p, layouts, work)) {
+            *hint = (uint8_t)i;
+            return entry;
+        }
+    }
+    return NULL;
+}
+
+static uint32_t hash_of(const tg_plan *plan)
+{
+    uint32_t hash = 2166136261u;      /* FNV-1a */
+    const unsigned char *byte = (const unsigned char *)plan;
+    for (size_t i = 0; i < sizeof *plan; i++)
+        hash = (hash ^ byte[i]) * 16777619u;
+    return hash;
+}
+
+_Static_assert(sizeof(tg_plan) == 6 * 4 + 8 * 8 + 2 * 8 + 8 + 5 * 8,
+               "tg_plan has padding: it can't be compared as bytes");
+
+static tg_entry *intern(const tg_plan *plan)
+{
+    tg_entry **bucket = &interned[hash_of(plan) % BUCKETS];
+    for (tg_entry *entry = *bucket; entry; entry = entry->next)
+        if (memcmp(&entry->plan, plan, sizeof *plan) == 0)
+            return entry;
+    void *memory;
+    if (posix_memalign(&memory, _Alignof(tg_entry), sizeof(tg_entry)) != 0)
+        return NULL;
+    tg_entry *entry = memory;
+    memset(entry, 0, sizeof *entry);
+    entry->plan = *plan;
+    entry->layout_mask = packed_layouts(plan->a_layout == ANY ? 0 : 255, plan->b_layout == ANY ? 0 : 255,
+                                        plan->c_layout == ANY ? 0 : 255, plan->symmetric == ANY ? 0 : 255);
+    entry->layout_value = entry->layout_mask
+        & packed_layouts(plan->a_layout, plan->b_layout, plan->c_layout, plan->symmetric);
+    entry->next = *bucket;
+    return *bucket = entry;
+}
+
+static int place(table *t, tg_entry *entry)
+{
+    int free_slot = -1;
+    for (int i = 0; i < SLOTS; i++) {
+        tg_entry *there = atomic_load_explicit(&t->slot[i], memory_order_relaxed);
+        if (there == entry)
+            return -1;                /* published already */
+        if (free_slot < 0 && (!there || there == &tombstone))
+            free_slot = i;
+        if (!there)
+            break;
+    }
+    if (free_slot < 0) {
+        free_slot = t->oldest;
+        t->oldest = (t->oldest + 1) % SLOTS;
+    }
+    return free_slot;
+}
+
+int tg_publish(const tg_plan *plan)
+{
+    if (plan->dtype < 0 || plan->dtype >= TG_NDTYPES || plan->op < 0 || plan->op >= TG_NOPS)
+        return -1;
+    lock_plans();
+    tg_entry *entry = intern(plan);
+    if (entry) {
+        table *t = &tables[plan->dtype][plan->op];
+        int i = place(t, entry);
+        if (i >= 0)
+            atomic_store_explicit(&t->slot[i], entry, memory_order_release);
+    }
+    unlock_plans();
+    return entry ? 0 : -1;
+}
+
+void tg_unpublish(int64_t id)
+{
+    lock_plans();
+    for (int i = 0; i < TG_NDTYPES * TG_NOPS * SLOTS; i++) {
+        _Atomic(tg_entry *) *slot = &tables[i / SLOTS / TG_NOPS][i / SLOTS % TG_NOPS].slot[i % SLOTS];
+        tg_entry *entry = atomic_load_explicit(slot, memory_order_relaxed);
+        if (entry && entry != &tombstone && entry->plan.id == id)
+            atomic_store_explicit(slot, &tombstone, memory_order_release);
+    }
+    unlock_plans();
+}
+
+void tg_clear_plans(void)
+{
+    lock_plans();
+    for (int d = 0; d < TG_NDTYPES; d++)
+        for (int op = 0; op < TG_NOPS; op++) {
+            tables[d][op].oldest = 0;
+            for (int i = 0; i < SLOTS; i++)
+                atomic_store_explicit(&tables[d][op].slot[i], NULL, memory_order_release);
+        }
+    unlock_plans();
+}
+
+int64_t tg_lookup(const tg_problem *problem)
+{
+    if (problem->dtype < 0 || problem->dtype >= TG_NDTYPES || problem->op < 0 || problem->op >= TG_NOPS)
+        return -1;
+    tg_entry *entry = tg_find(&tg_self, problem);
+    return entry ? entry->plan.id : -1;
+}
+
+/* Counters: one per interned plan, so that a served call pays for one atomic addition. */
+static int64_t sum_of_calls(const tg_kernel *kernel, int dtype)
+{
+    int64_t sum = 0;
+    lock_plans();
+    for (int i = 0; i < BUCKETS; i++)
+        for (tg_entry *entry = interned[i]; entry; entry = entry->next)
+            if (kernel ? entry->plan.kernel == kernel : entry->plan.dtype == dtype)
+                sum += atomic_load_explicit(&entry->calls, memory_order_relaxed);
+    unlock_plans();
+    return sum;
+}
+
+int64_t tg_kernel_calls(const tg_kernel *kernel)
+{
+    return kernel ? sum_of_calls(kernel, 0) : 0;
+}
+
+int64_t tg_served(int dtype)
+{
+    return sum_of_calls(NULL, dtype);
+}
+
+void tg_count_declined(int dtype)
+{
+    atomic_fetch_add_explicit(&declined[dtype], 1, memory_order_relaxed);
+}
+
+int64_t tg_declined(int dtype)
+{
+    if (dtype < 0 || dtype >= TG_NDTYPES)
+        return 0;
+    return atomic_load_explicit(&declined[dtype], memory_order_relaxed);
+}
+
+void tg_reset_counters(void)
+{
+    lock_plans();
+    for (int i = 0; i < BUCKETS; i++)
+        for (tg_entry *entry = interned[i]; entry; entry = entry->next)
+            atomic_store_explicit(&entry->calls, 0, memory_order_relaxed);
+    for (int d = 0; d < TG_NDTYPES; d++)
+        atomic_store_explicit(&declined[d], 0, memory_order_relaxed);
+    unlock_plans();
+}

@@ -1,0 +1,173 @@
+/* The meeting point with NumPy: a ufunc made of np.matmul's signature and loops with ours among them, and
+ * the replacement of loops in np.matmul itself. The only file that uses NumPy's and Python's API.
+ *
+ * cffi releases the GIL around every call, so each entry takes it back. No entry leaves a Python exception
+ * set: the caller in Python knows from the result, and checks np.matmul beforehand. */
+#include <Python.h>
+#include <numpy/arrayobject.h>
+#include <numpy/ufuncobject.h>
+#include <string.h>
+#include "native.h"
+
+#define OPERANDS 3
+#define MAX_LOOPS 64
+static const char SIGNATURE[] = "(n?,k),(k,m?)->(n?,m?)";
+static const char DOCUMENTATION[] =
+    "Matrix product of two arrays: a np.matmul whose inner loops for float32 and float64\n"
+    "run kernels that TVM generated.\n"
+    "\n"
+    "Shapes, keywords, promotion, casting, broadcasting, ``out=`` and errors are those of\n"
+    ":func:`numpy.matmul`: it is a ufunc made of the same parts. All other dtypes, and any\n"
+    "product that no kernel serves, run NumPy's own loop.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "x1, x2 : array_like\n"
+    "    Input arrays, (..., n, k) and (..., k, m). Scalars are not allowed.\n"
+    "out : ndarray, optional\n"
+    "    Where to store the result, of a shape to which (..., n, m) can be broadcast.\n"
+    "**kwargs\n"
+    "    As for :func:`numpy.matmul`.\n"
+    "\n"
+    "Returns\n"
+    "-------\n"
+    "y : ndarray\n"
+    "    The product, (..., n, m); a scalar only when both inputs are 1-D.\n"
+    "\n"
+    "See Also\n"
+    "--------\n"
+    "tvmgemm.gemm : C = alpha*A@B + beta*C in place.\n"
+    "tvmgemm.patch_numpy : the same kernels behind the ``@`` operator.\n";
+
+static const struct { int type; tg_loop_fn loop; } OURS[TG_NDTYPES] = {
+#define ROW(id, npy, shift, name) [id] = { npy, tg_loop_##name },
+    TG_DTYPES(ROW)
+};
+
+tg_numpy_loop tg_numpy_loops[TG_NDTYPES];
+static bool known;                    /* tg_numpy_loops is filled */
+
+static int import_numpy(void)
+{
+    import_array1(-1);
+    import_umath1(-1);
+    return 0;
+}
+
+/* The loop of a dtype that takes and gives only this dtype; -1: none. */
+static int loop_of(const PyUFuncObject *ufunc, int type)
+{
+    for (int i = 0; i < ufunc->ntypes; i++) {
+        const char *types = ufunc->types + OPERANDS * i;
+        if (types[0] == type && types[1] == type && types[2] == type)
+            return i;
+    }
+    return -1;
+}
+
+static bool is_matmul(const PyUFuncObject *ufunc)
+{
+    if (!PyObject_TypeCheck(ufunc, &PyUFunc_Type) || ufunc->nin != 2 || ufunc->nout != 1
+        || ufunc->ntypes > MAX_LOOPS || !ufunc->core_signature
+        || strcmp(ufunc->core_signature, SIGNATURE) != 0)
+        return false;
+    for (int d = 0; d < TG_NDTYPES; d++)
+        if (loop_of(ufunc, OURS[d].type) < 0)
+            return false;
+    return true;
+}
+
+/* Remembers NumPy's own loops, once, before any of ours can be in their place. False: this isn't np.matmul.
+ */
+static bool know(const PyUFuncObject *ufunc)
+{
+    if (!known && import_numpy() < 0) {
+        PyErr_Clear();
+        return false;
+    }
+    if (!is_matmul(ufunc))
+        return false;
+    for (int d = 0; d < TG_NDTYPES && !known; d++) {
+        int i = loop_of(ufunc, OURS[d].type);
+        tg_numpy_loops[d] = (tg_numpy_loop){ ufunc->functions[i], ufunc->data ? ufunc->data[i] : NULL };
+    }
+    known = true;
+    return true;
+}
+
+/* The arrays stay with the ufunc, which NumPy never frees either. */
+static uintptr_t make_ufunc(const PyUFuncObject *matmul)
+{
+    static PyUFuncGenericFunction loops[MAX_LOOPS];
+    static void *data[MAX_LOOPS];
+    static char types[OPERANDS * MAX_LOOPS];
+    if (!know(matmul))
+        return 0;
+    memcpy(types, matmul->types, (size_t)OPERANDS * matmul->ntypes);
+    for (int i = 0; i < matmul->ntypes; i++) {
+        loops[i] = matmul->functions[i];
+        data[i] = matmul->data ? matmul->data[i] : NULL;
+    }
+    for (int d = 0; d < TG_NDTYPES; d++)
+        loops[loop_of(matmul, OURS[d].type)] = OURS[d].loop;
+    PyObject *made = PyUFunc_FromFuncAndDataAndSignature(loops, data, types, matmul->ntypes, 2, 1,
+                                                         PyUFunc_None, "matmul", DOCUMENTATION, 0, SIGNATURE);
+    if (!made) {
+        PyErr_Clear();
+        return 0;
+    }
+    PyUFuncObject *ufunc = (PyUFuncObject *)made;
+    for (int i = 0; i < OPERANDS; i++)
+        ufunc->op_flags[i] = matmul->op_flags[i];      /* an output that overlaps an input is copied */
+    ufunc->type_resolver = matmul->type_resolver;      /* the same promotion */
+    return (uintptr_t)made;
+}
+
+/* Replaces what is there only if it is what we expect: a third party's loop stays. */
+static int patch(PyUFuncObject *matmul, int on)
+{
+    if (!know(matmul))
+        return -1;
+    for (int d = 0; d < TG_NDTYPES; d++) {
+        PyUFuncGenericFunction there = matmul->functions[loop_of(matmul, OURS[d].type)];
+        if (there != OURS[d].loop && there != tg_numpy_loops[d].run)
+            return -1;
+    }
+    for (int d = 0; d < TG_NDTYPES; d++) {
+        const int signature[OPERANDS] = { OURS[d].type, OURS[d].type, OURS[d].type };
+        PyUFuncGenericFunction old, new = on ? OURS[d].loop : tg_numpy_loops[d].run;
+        if (PyUFunc_ReplaceLoopBySignature(matmul, new, signature, &old) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+uintptr_t tg_make_ufunc(uintptr_t np_matmul)
+{
+    PyGILState_STATE gil = PyGILState_Ensure();
+    uintptr_t made = make_ufunc((const PyUFuncObject *)np_matmul);
+    PyGILState_Release(gil);
+    return made;
+}
+
+int tg_patch(uintptr_t np_matmul, int on)
+{
+    PyGILState_STATE gil = PyGILState_Ensure();
+    int result = patch((PyUFuncObject *)np_matmul, on);
+    PyGILState_Release(gil);
+    return result;
+}
+
+bool tg_python_finalizing(void)
+{
+#if PY_VERSION_HEX >= 0x030d0000
+    return Py_IsFinalizing();
+#else
+    return _Py_IsFinalizing();
+#endif
+}
+
+void tg_python_interrupt(void)
+{
+    PyErr_SetInterrupt();             /* needs no GIL */
+}

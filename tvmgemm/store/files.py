@@ -1,0 +1,331 @@
+"""Files of the store: find, publish, verify, set aside, lock, trim.
+
+One file is one entry, and the digest of its content is part of its name. So a rename publishes an entry
+whole, no index can disagree with the files, and a reader needs no lock. Nothing that happens to the files
+raises out of ``find``: an entry that vanished or is not what its name says is a miss.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from .. import log
+from ..spec import KernelSpec
+from .folder import private_folder, report_unusable, try_writing
+from .key import DIGITS, KernelKey, digest
+
+#: The least recently used entries beyond this many bytes are removed when one is written.
+DEFAULT_LIMIT = 256 << 20
+
+#: No kernel is near this size; a larger file is not one of ours and is not read.
+MAX_ENTRY_BYTES = 64 << 20
+
+_ENTRY = re.compile(rf"(?P<name>.+)-(?P<key>[0-9a-f]{{{DIGITS}}})-(?P<content>[0-9a-f]{{{DIGITS}}})\.so")
+_TEMPORARY, _LOCK, _BAD = ".tmp-", ".lock-", ".bad-"
+#: Seconds until what was left behind is removed.
+_LIFETIME = {_TEMPORARY: 3600.0, _LOCK: 86400.0, _BAD: 7 * 86400.0}
+_TOUCH_AFTER = 3600.0  # seconds; recency is kept this coarse so that a hit seldom writes
+_VANISHED = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)  # says nothing about the file
+_MODE = 0o700
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file of the store: ``name`` of the KernelSpec, digests of key and content, size, last use
+    (seconds)."""
+
+    path: str
+    name: str
+    key: str
+    content: str
+    bytes: int
+    used: float
+
+
+class Store:
+    """The entries of ``folder``, and of this process's private folder when ``folder`` cannot be written.
+
+    ``folder`` None: only the private folder. Use ``open_store``, which checks that ``folder`` can be trusted.
+    """
+
+    def __init__(self, folder: str | None, limit: int = DEFAULT_LIMIT) -> None:
+        self.folder = folder
+        self.limit = limit
+        self._private: str | None = None
+        self._writable = False
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Where entries are looked for, in order."""
+        return tuple(folder for folder in (self.folder, self._private) if folder is not None)
+
+    def build_folder(self) -> str:
+        """The folder to build into: ``folder`` if a file can really be written there, else a private one.
+
+        The failure is reported once, and only here: a folder that holds all that is needed may well be
+        read-only. Raises OSError when no private folder can be made either.
+        """
+        if self.folder is not None and not self._writable:
+            try:
+                try_writing(self.folder)
+                self._writable = True
+            except OSError as error:
+                report_unusable(self.folder, f"it cannot be written ({error.strerror})")
+        if not self._writable:
+            self._private = private_folder()
+        return self.folder if self._writable else self._private
+
+    def find(self, spec: KernelSpec, key: KernelKey) -> str | None:
+        """The path of a verified library for ``spec`` and ``key``, or None. Never raises."""
+        start = f"{spec.name}-{key.digest}-"
+        for folder in self.folders:
+            try:
+                names = os.listdir(folder)
+            except OSError as error:
+                log.debug("cannot list %s: %s", folder, error)
+                continue
+            for name in sorted(names):
+                if name.startswith(start) and self.verified(path := os.path.join(folder, name)):
+                    return path
+        if log.enabled():
+            log.debug("no entry for %s with the key\n%s", spec.name, key.explain())
+        return None
+
+    def verified(self, path: str) -> bool:
+        """Whether ``path`` is an entry of this store, ours, whole and unchanged. Nothing is raised.
+
+        A bad entry is set aside. A path elsewhere, or of another name, is not an entry and is not touched.
+        """
+        if not self._has(path):
+            return False
+        try:
+            problem = _problem(path)
+        except OSError as error:
+            if error.errno in _VANISHED + _PASSING:
+                return False
+            problem = f"it cannot be read ({error.strerror})"
+        if problem is None:
+            return True
+        self.set_aside(path, problem)
+        return False
+
+    def set_aside(self, path: str, problem: str) -> None:
+        """Take the entry at ``path`` out of use because of ``problem``, and log that: it will be built again.
+
+        Also for one that is whole but cannot be loaded. Its file is renamed, for somebody to look at. Nothing
+        is raised, and what is not an entry of this store is not touched.
+        """
+        if not self._has(path):
+            return
+        log.warning("the kernel %s is set aside: %s", path, problem)
+        folder, name = os.path.split(path)
+        try:
+            os.replace(path, os.path.join(folder, _BAD + name))
+        except OSError as error:
+            log.debug("cannot set %s aside: %s", path, error)
+
+    def put(self, spec: KernelSpec, key: KernelKey, temporary: str) -> str:
+        """Publish the file at ``temporary`` (see ``temporary_path``) in its folder; returns the entry's path.
+
+        Readers see the whole entry or none. OSError when it cannot be written, ValueError when it is empty.
+        """
+        descriptor = os.open(temporary, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            content = _read(descriptor)
+            os.fchmod(descriptor, _MODE)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if not content:
+            raise ValueError(f"{temporary} is empty")
+        folder = os.path.dirname(temporary)
+        path = os.path.join(folder, f"{spec.name}-{key.digest}-{digest(content)}.so")
+        os.replace(temporary, path)
+        self._trim(folder, keep=path)
+        return path
+
+    def lock(
+        self, key: KernelKey, timeout: float = 0.0, until: Callable[[], object] | None = None
+    ) -> KernelLock:
+        """Take the lock of ``key``, waiting up to ``timeout`` seconds or until ``until()`` is true.
+
+        The lock saves building a kernel twice; nothing else depends on it. It belongs to an open file, so
+        that it ends with the process that holds it, however that ends. Where files cannot be locked the
+        result says ``held``: everybody builds.
+        """
+        import fcntl
+
+        try:
+            path = os.path.join(self.build_folder(), _LOCK + key.digest)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            log.debug("going on without a lock for %s: %s", key.digest, error)
+            return KernelLock(None, held=True)
+        deadline, pause = time.monotonic() + timeout, 0.005
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.utime(descriptor)
+                return KernelLock(descriptor, held=True)
+            except OSError as error:
+                if error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EINTR):
+                    log.debug("going on without a lock for %s: %s", key.digest, error)
+                    return KernelLock(descriptor, held=True)
+            if (until is not None and until()) or time.monotonic() >= deadline:
+                return KernelLock(descriptor, held=False)
+            time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+            pause = min(2 * pause, 0.1)
+
+    def entries(self) -> list[Entry]:
+        """All entries, unverified, in the order of their names."""
+        return [entry for folder in self.folders for entry in _entries(folder)]
+
+    def verify(self) -> list[str]:
+        """Check every entry; set the bad ones aside and return their paths."""
+        return [entry.path for entry in self.entries() if not self.verified(entry.path)]
+
+    def clear(self) -> int:
+        """Remove every file that the store made, and nothing else; returns how many entries went.
+
+        A program that has loaded a kernel keeps it: only its name goes.
+        """
+        removed = 0
+        for folder in self.folders:
+            for name in _listed(folder):
+                is_entry = _ENTRY.fullmatch(name) is not None
+                if is_entry or name.startswith((_TEMPORARY, _LOCK, _BAD)):
+                    removed += _removed(os.path.join(folder, name)) and is_entry
+        return removed
+
+    def _has(self, path: str) -> bool:
+        """Whether ``path`` is a place and a name of this store's."""
+        folder, name = os.path.split(path)
+        return folder in self.folders and _ENTRY.fullmatch(name) is not None
+
+    def _trim(self, folder: str, keep: str) -> None:
+        """Remove what was left behind long ago, then the least recently used entries beyond ``limit``
+        bytes."""
+        now = time.time()
+        for name in _listed(folder):
+            lifetime = next((seconds for start, seconds in _LIFETIME.items() if name.startswith(start)), None)
+            if lifetime is not None:
+                path = os.path.join(folder, name)
+                try:
+                    if now - os.lstat(path).st_mtime > lifetime:
+                        _removed(path)
+                except OSError:
+                    pass  # another process was faster
+        entries = sorted(_entries(folder), key=lambda entry: entry.used)
+        excess = sum(entry.bytes for entry in entries) - self.limit
+        for entry in entries:
+            if excess > 0 and entry.path != keep and _removed(entry.path):
+                log.info("removed %s: the store is limited to %d bytes", entry.path, self.limit)
+                excess -= entry.bytes
+
+
+class KernelLock:
+    """A lock of one key, or the finding that another process has it (``held`` False). Use it in ``with``."""
+
+    def __init__(self, descriptor: int | None, held: bool) -> None:
+        self._descriptor = descriptor
+        self.held = held
+
+    def release(self) -> None:
+        """Give the lock back; more than once does no harm."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return
+        import fcntl
+
+        try:
+            if self.held:  # closing is not enough: a forked child may have the open file, and so the lock
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+        except OSError:
+            pass
+        finally:
+            os.close(descriptor)
+
+    def __enter__(self) -> KernelLock:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
+
+def temporary_path(folder: str) -> str:
+    """A new path in ``folder`` to write an entry to before ``Store.put``. Nothing is created."""
+    return os.path.join(folder, f"{_TEMPORARY}{os.getpid()}-{os.urandom(8).hex()}")
+
+
+def _problem(path: str) -> str | None:
+    """Why the entry at ``path`` must not be loaded, or None. OSError when it cannot be read."""
+    promised = _ENTRY.fullmatch(os.path.basename(path))["content"]
+    try:  # without O_NONBLOCK, opening a pipe that somebody put there would wait for ever
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return "it is a symbolic link"
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return "it is not a regular file"
+        if status.st_uid not in (os.geteuid(), 0):
+            return f"it belongs to user {status.st_uid}"
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"others may write it (mode {stat.S_IMODE(status.st_mode):o})"
+        if not 0 < status.st_size <= MAX_ENTRY_BYTES:
+            return f"it has {status.st_size} bytes"
+        if digest(_read(descriptor)) != promised:
+            return "its content is not what its name says"
+        if time.time() - status.st_mtime > _TOUCH_AFTER:
+            try:
+                os.utime(descriptor)
+            except OSError:
+                pass  # a read-only folder: nothing is removed there either
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _read(descriptor: int) -> bytes:
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    chunks = []
+    while chunk := os.read(descriptor, 1 << 20):
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _entries(folder: str) -> Iterator[Entry]:
+    for name in _listed(folder):
+        parsed = _ENTRY.fullmatch(name)
+        if parsed is None:
+            continue
+        path = os.path.join(folder, name)
+        try:
+            status = os.lstat(path)
+        except OSError:
+            continue  # another process removed it
+        yield Entry(path, parsed["name"], parsed["key"], parsed["content"], status.st_size, status.st_mtime)
+
+
+def _removed(path: str) -> bool:
+    try:
+        os.unlink(path)
+    except OSError:
+        return False
+    return True

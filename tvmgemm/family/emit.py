@@ -1,0 +1,270 @@
+"""The few words in which kernels are written: TVM's IR builder with names, 64-bit indices, vectors and masks.
+
+Everything is unrolled in Python and vectorised by the native lane count: vectors of another width compile to code
+that is many times slower.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import tvm
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+from ..problem import DTYPES
+
+INDEX = "int64"
+
+#: Alignment, in bytes, that may be assumed of a pointer to a dtype: one element, for NumPy promises no more.
+ITEMSIZE = {INDEX: 8, **{name: dtype.itemsize for name, dtype in DTYPES.items()}}
+
+
+def const(value: int):
+    """A 64-bit index constant."""
+    return tirx.const(value, INDEX)
+
+
+def let(name: str, value):
+    """Compute ``value`` once, here, under a name that the printed IR shows."""
+    var = T.bind(value)
+    IRBuilder.name(name, var)
+    return var
+
+
+@contextmanager
+def loop(name: str, extent, start=None):
+    """A serial loop ``for name in range(start, start + extent)``; yields its variable."""
+    frame = T.serial(extent) if start is None else T.serial(start, start + extent)
+    with frame as var:
+        IRBuilder.name(name, var)
+        yield var
+
+
+@contextmanager
+def parallel(name: str, tasks):
+    """A loop whose iterations are shared out to the threads of the pool; yields its variable."""
+    with T.parallel(tasks) as var:
+        IRBuilder.name(name, var)
+        yield var
+
+
+def branch(condition, then, otherwise=None) -> None:
+    """``if condition: then() else: otherwise()``; a Python bool is decided here and leaves no branch."""
+    if isinstance(condition, bool):
+        if condition:
+            then()
+        elif otherwise is not None:
+            otherwise()
+        return
+    with T.If(condition):
+        with T.Then():
+            then()
+        if otherwise is not None:
+            with T.Else():
+                otherwise()
+
+
+def both(left, right):
+    """Logical and of two conditions, each an expression or a Python bool."""
+    if isinstance(left, bool):
+        return right if left else False
+    if isinstance(right, bool):
+        return left if right else False
+    return tirx.And(left, right)
+
+
+def minimum(a, b):
+    """The smaller of two indices."""
+    return T.min(a, b)
+
+
+def maximum(a, b):
+    """The larger of two indices."""
+    return T.max(a, b)
+
+
+def ceil_div(a, b):
+    """a / b rounded up, for a >= 0 and b > 0."""
+    return tirx.truncdiv(a + b - const(1), b)
+
+
+def round_up(a, b):
+    """The smallest multiple of b that is at least a."""
+    return ceil_div(a, b) * b
+
+
+class Register:
+    """A variable of one vector. One allocation each: LLVM merges a larger tile into a vector of hundreds of lanes."""
+
+    def __init__(self, buffer, lanes: int):
+        self._buffer = buffer
+        self._all = T.ramp(const(0), const(1), lanes)
+
+    def get(self):
+        """Its value."""
+        return self._buffer[self._all]
+
+    def set(self, value) -> None:
+        """Assign ``value``."""
+        T.buffer_store(self._buffer, value, [self._all])
+
+
+class Vectors:
+    """Vectors of one dtype on one instruction set: ``lanes`` elements each.
+
+    Lanes outside the matrix hold quiet NaNs (or copies of real elements): arithmetic on a quiet NaN sets no
+    floating-point flag, whatever the other operand is, while 0 would raise *invalid* against a user's infinity.
+    """
+
+    def __init__(self, dtype: str, itemsize: int, lanes: int):
+        self.dtype = dtype
+        self.itemsize = itemsize
+        self.lanes = lanes
+        self.type = f"{dtype}x{lanes}"
+        self._llvm = f"v{lanes}f{8 * itemsize}"
+
+    def scalar(self, value: float):
+        """A constant of the dtype."""
+        return tirx.const(value, self.dtype)
+
+    def splat(self, value):
+        """Every lane holds ``value`` (a Python number or a scalar expression)."""
+        return T.broadcast(self.scalar(value) if isinstance(value, float) else value, self.lanes)
+
+    def mask(self, name: str, limit):
+        """Lanes below ``limit`` (may be negative or beyond the width); 32-bit, so one compare fills it.
+
+        The limit is bound, not the mask: TVM's analyser refuses a bound vector of booleans, and LLVM hoists the compare.
+        """
+        limit = let(name, tirx.Cast("int32", minimum(maximum(limit, const(0)), const(self.lanes))))
+        return T.ramp(tirx.const(0, "int32"), tirx.const(1, "int32"), self.lanes) < T.broadcast(limit, self.lanes)
+
+    def masked_load(self, address, mask):
+        """Load; memory outside the mask is not touched, those lanes hold a quiet NaN."""
+        return T.call_llvm_intrin(
+            self.type, f"llvm.masked.load.{self._llvm}.p0", address, mask, self.splat(float("nan"))
+        )
+
+    def masked_store(self, value, address, mask) -> None:
+        """Store; memory outside the mask is not touched."""
+        T.evaluate(T.call_llvm_intrin("void", f"llvm.masked.store.{self._llvm}.p0", value, address, mask))
+
+    def register(self, name: str) -> Register:
+        """A vector that lives in one register."""
+        buffer = T.alloc_buffer((self.lanes,), self.dtype, scope="local", annotations={"disable_lower_builtin": True})
+        IRBuilder.name(name, buffer)
+        return Register(buffer, self.lanes)
+
+    def transpose(self, rows: list) -> list:
+        """The lanes x lanes block held in ``rows``, transposed in registers.
+
+        In the steps that instruction sets have: interleave within 128-bit groups until each group of each vector holds
+        one column of a small block, then gather the groups of a column. (Other factorings of the same permutation
+        compile to several times as many instructions.)
+        """
+        group = 16 // self.itemsize
+        width = 1
+        while width < group:
+            rows = self._exchange(rows, width, lambda a, b: self._interleave(a, b, width, group))
+            width *= 2
+        # rows[g * group + q] now holds rows g * group... of one column of each group; gather the groups.
+        width = group
+        while width < self.lanes:
+            rows = self._exchange(rows, width, lambda a, b: self._separate(a, b, group))
+            width *= 2
+        # Interleaving leaves the columns of a group of four in the order 0 2 1 3.
+        return [rows[c - c % 4 + (0, 2, 1, 3)[c % 4] if group == 4 else c] for c in range(self.lanes)]
+
+    def _exchange(self, rows: list, distance: int, step) -> list:
+        """Replace each pair of rows ``distance`` apart by the two results of ``step``."""
+        result = list(rows)
+        for r in range(len(rows)):
+            if not r & distance:
+                result[r], result[r | distance] = step(rows[r], rows[r | distance])
+        return result
+
+    def _shuffle(self, a, b, indices: list[int]):
+        """Elements of the concatenation of a and b."""
+        return T.bind(tirx.Shuffle([a, b], indices))
+
+    def _interleave(self, a, b, width: int, group: int) -> tuple:
+        """Within each group, runs of ``width`` elements of a and b in turn: from the lower and the upper halves."""
+        halves = []
+        for half in (0, group // 2):
+            indices = []
+            for start in range(half, self.lanes, group):
+                for run in range(start, start + group // 2, width):
+                    indices += list(range(run, run + width)) + list(range(self.lanes + run, self.lanes + run + width))
+            halves.append(self._shuffle(a, b, indices))
+        return tuple(halves)
+
+    def _separate(self, a, b, group: int) -> tuple:
+        """The even and the odd groups of a followed by b."""
+        both_rows = range(2 * self.lanes)
+        return tuple(self._shuffle(a, b, [i for i in both_rows if i // group % 2 == parity]) for parity in (0, 1))
+
+
+class View:
+    """Memory that the caller owns, seen as an array of ``dtype`` with these strides (in elements) and this offset.
+
+    The last index of a vector access runs over consecutive elements, so the last stride must be 1 there. Indices are
+    flattened here and not by TVM, whose flattened vector indices only its slowest passes turn back into one access.
+    """
+
+    def __init__(self, name: str, pointer, dtype: str, strides, offset=None):
+        self._buffer = T.decl_buffer((const(1 << 40),), dtype, data=pointer, align=ITEMSIZE[dtype])
+        IRBuilder.name(name, self._buffer)
+        self._strides = strides
+        self._offset = offset
+
+    def _flat(self, indices):
+        terms = [] if self._offset is None else [self._offset]
+        for index, stride in zip(indices, self._strides, strict=True):
+            terms.append(index if isinstance(stride, int) and stride == 1 else index * stride)
+        total = terms[0]
+        for term in terms[1:]:
+            total = total + term
+        return total
+
+    def get(self, *indices):
+        """One element."""
+        return self._buffer[self._flat(indices)]
+
+    def get_vector(self, lanes: int, *indices):
+        """``lanes`` consecutive elements from there."""
+        return self._buffer[T.ramp(self._flat(indices), const(1), lanes)]
+
+    def set(self, value, *indices) -> None:
+        """Store one element."""
+        T.buffer_store(self._buffer, value, [self._flat(indices)])
+
+    def set_vector(self, value, lanes: int, *indices) -> None:
+        """Store ``lanes`` consecutive elements there."""
+        T.buffer_store(self._buffer, value, [T.ramp(self._flat(indices), const(1), lanes)])
+
+    def address(self, *indices):
+        """The address of an element."""
+        return T.address_of(self.get(*indices))
+
+    def prefetch(self, *indices) -> None:
+        """Ask for the cache line of an element, which need not exist: a prefetch never faults."""
+        T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", self.address(*indices), 0, 3, 1))
+
+
+@contextmanager
+def function(symbol: str):
+    """A plain C function named ``symbol`` that returns int32 0; what it writes is aliased by no other pointer."""
+    with IRBuilder() as builder:
+        with T.prim_func(s_tir=True):
+            T.func_name(symbol)
+            T.func_attr({"global_symbol": symbol, "calling_conv": 2, "tirx.noalias": True})
+            T.func_ret(tvm.ir.PrimType("int32"))
+            yield builder
+            T.Return(tirx.const(0, "int32"))
+
+
+def argument(name: str, dtype: str):
+    """A pointer parameter of the function."""
+    return T.arg(name, T.handle(dtype))

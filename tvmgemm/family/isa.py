@@ -1,0 +1,47 @@
+"""Instruction sets a kernel can be generated for, narrow to wide, as one table.
+
+A kernel is keyed by the *level*, not by the model of the CPU it was built on: two machines of one level share it, and
+a CPU that lost a feature (a hypervisor, an older node of a cluster) never loads code that it cannot execute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Isa:
+    """One instruction-set level.
+
+    ``requires`` uses the names of Linux's cpuinfo. ``vector_bytes`` is the width of one register of the file of
+    ``vector_registers``; ``masks`` says whether masked loads and stores are single instructions (elsewhere LLVM
+    expands them, so they stay on the edges); ``target`` is what TVM's LLVM back end is told beyond the triple.
+    """
+
+    name: str
+    arch: str
+    requires: frozenset[str]
+    vector_bytes: int
+    vector_registers: int
+    fma: bool
+    masks: bool
+    target: tuple[tuple[str, object], ...]
+
+    def lanes(self, itemsize: int) -> int:
+        """Elements of ``itemsize`` bytes in one vector register."""
+        return self.vector_bytes // itemsize
+
+
+_V2 = frozenset({"sse4_2", "popcnt", "ssse3"})
+_V3 = _V2 | {"avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"}
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+
+# fmt: off
+ISAS: dict[str, Isa] = {isa.name: isa for isa in (
+    #   name          arch       requires                 bytes regs  fma    masks  target
+    Isa("x86-64-v2",  "x86_64",  _V2,                        16,  16, False, False, (("mcpu", "x86-64-v2"),)),
+    Isa("x86-64-v3",  "x86_64",  _V3,                        32,  16, True,  False, (("mcpu", "x86-64-v3"),)),
+    Isa("x86-64-v4",  "x86_64",  _V4,                        64,  32, True,  True,  (("mcpu", "x86-64-v4"),)),
+    Isa("armv8-neon", "aarch64", frozenset({"asimd"}),       16,  32, True,  False, (("mattr", ("+neon",)),)),
+)}
+# fmt: on

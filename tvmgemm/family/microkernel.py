@@ -1,0 +1,115 @@
+"""The resident-C micro-kernel: an mr x nr tile of C stays in registers while a loop over k adds outer products.
+
+Per step of k it loads nr/lanes vectors of B, broadcasts mr elements of A and issues mr.nr/lanes FMAs. Where an operand
+is packed it reads a micro-panel with unit stride; where it is not, the operand itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from . import emit
+from .emit import const, let, loop
+
+#: Rows of a packed B panel between the row in use and the row asked for ahead of time.
+PREFETCH_ROWS = 8
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One micro-tile of C: where it starts, how much of it lies inside the matrix, and its registers."""
+
+    vectors: emit.Vectors
+    mr: int
+    nr: int
+    i0: Any
+    j0: Any
+    rows: Any
+    columns: Any
+    registers: dict[tuple[int, int], emit.Register]
+
+    @property
+    def full(self):
+        """Condition: no row and no column of the tile lies outside the matrix."""
+        return emit.both(self.rows >= const(self.mr), self.columns >= const(self.nr))
+
+    def chunks(self) -> range:
+        """First columns of the vectors that make up a row of the tile."""
+        return range(0, self.nr, self.vectors.lanes)
+
+    def masks(self) -> list:
+        """One mask per vector of a row: the columns inside the matrix."""
+        return [self.vectors.mask(f"inside{c}", self.columns - const(c)) for c in self.chunks()]
+
+
+def registers(vectors: emit.Vectors, mr: int, nr: int) -> dict[tuple[int, int], emit.Register]:
+    """The registers of a tile: (row, first column) -> register."""
+    return {(i, c): vectors.register(f"c{i}_{c}") for i in range(mr) for c in range(0, nr, vectors.lanes)}
+
+
+def clear(tile: Tile) -> None:
+    """Start from +0, as NumPy's sums do."""
+    for i in range(tile.mr):
+        for c in tile.chunks():
+            tile.registers[i, c].set(tile.vectors.splat(0.0))
+
+
+def multiply_add(
+    tile: Tile, kb, a_at: Callable[[int, Any], Any], b_at: Callable[[int, Any], Any], ahead: Callable | None = None
+) -> None:
+    """C tile += A (mr x kb) . B (kb x nr), k after k.
+
+    ``a_at(i, p)`` is a scalar of A, ``b_at(c, p)`` a vector of B; ``ahead(p)`` emits prefetches.
+    """
+    with loop("p", kb) as p:
+        if ahead is not None:
+            ahead(p)
+        b = {c: let(f"b{c}", b_at(c, p)) for c in tile.chunks()}
+        for i in range(tile.mr):
+            a = tile.vectors.splat(let(f"a{i}", a_at(i, p)))
+            for c in tile.chunks():
+                register = tile.registers[i, c]
+                register.set(register.get() + a * b[c])
+
+
+def write_back(
+    tile: Tile, c_any: emit.View, c_unit: emit.View, unit_columns, scratch: emit.View, update: Callable
+) -> None:
+    """Bring the tile to C: whole vectors inside the matrix, masked ones at its edge, one by one if C has gaps.
+
+    ``update(accumulated, load, splat)`` is the new value of C from the accumulated one; it calls ``load()`` only
+    where it needs the old one. ``c_unit`` views C with unit column stride, which ``unit_columns`` says it has;
+    ``scratch`` is memory for one tile.
+    """
+    vectors = tile.vectors
+
+    def whole() -> None:
+        for i in range(tile.mr):
+            for c in tile.chunks():
+                at = (vectors.lanes, tile.i0 + const(i), tile.j0 + const(c))
+                value = update(tile.registers[i, c].get(), lambda: c_unit.get_vector(*at), vectors.splat)
+                c_unit.set_vector(value, *at)
+
+    def masked() -> None:
+        masks = tile.masks()
+        for i in range(tile.mr):
+            emit.branch(tile.rows > const(i), lambda: masked_row(i, masks))
+
+    def masked_row(i: int, masks: list) -> None:
+        for c, mask in zip(tile.chunks(), masks):
+            at = c_unit.address(tile.i0 + const(i), tile.j0 + const(c))
+            value = update(tile.registers[i, c].get(), lambda: vectors.masked_load(at, mask), vectors.splat)
+            vectors.masked_store(value, at, mask)
+
+    def scattered() -> None:
+        for i in range(tile.mr):
+            for c in tile.chunks():
+                scratch.set_vector(tile.registers[i, c].get(), vectors.lanes, const(i), const(c))
+        rows = emit.minimum(tile.rows, const(tile.mr))
+        with loop("i", rows) as i, loop("j", emit.minimum(tile.columns, const(tile.nr))) as j:
+            at = (tile.i0 + i, tile.j0 + j)
+            c_any.set(update(scratch.get(i, j), lambda: c_any.get(*at), lambda scalar: scalar), *at)
+
+    emit.branch(unit_columns, lambda: emit.branch(tile.full, whole, masked), scattered)

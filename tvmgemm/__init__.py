@@ -1,0 +1,47 @@
+"""NumPy's ``a @ b``, served by matrix-multiplication kernels that Apache TVM generates for this machine.
+
+    >>> import tvmgemm
+    >>> c = tvmgemm.matmul(a, b)      # np.matmul's signature, keywords and results
+    >>> tvmgemm.patch_numpy()         # from here on, a @ b in anybody's code
+
+Kernels are built when first needed and kept on disk; importing this package neither builds nor patches anything.
+"""
+
+from __future__ import annotations
+
+from .frontend import gemm, matmul
+from .patching import is_patched, patch_numpy, patched, unpatch_numpy
+from .settings import options
+
+__version__ = "0.1.0"
+
+#: Names that only people ask for: their modules are imported then.
+_LAZY = {"explain": ".explanation", "stats": ".statistics", "reset_stats": ".statistics", "release_scratch": ".statistics"}
+
+__all__ = [
+    "explain",
+    "gemm",
+    "is_patched",
+    "matmul",
+    "options",
+    "patch_numpy",
+    "patched",
+    "release_scratch",
+    "reset_stats",
+    "stats",
+    "unpatch_numpy",
+]
+
+
+def __getattr__(name: str):
+    if name in _LAZY:
+        from importlib import import_module
+
+        value = getattr(import_module(_LAZY[name], __name__), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

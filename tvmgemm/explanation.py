@@ -1,0 +1,119 @@
+"""``explain(a, b)``: what a call would do, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import dispatch
+from ._native import ffi, lib
+from .frontend import matmul
+from .planner import Plan
+from .problem import DTYPES, Problem
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What ``tvmgemm.matmul(a, b)`` does with these operands under the options in force.
+
+    ``served``: one of our kernels computes; else NumPy's own loop does, and the fields about the kernel are None.
+    ``reason`` says why, in words. ``mc``, ``nc``, ``kc`` are block sizes in elements, before they are clipped to the
+    problem. ``threads`` is the number of tasks that the parallel loop is shared out to. ``source``: ``"memory"`` if
+    the kernel was loaded already, ``"disk"`` or ``"built"`` if it came from the store or a build for this call.
+    ``inner_calls``: how often NumPy calls the inner loop for the whole product (stacks may need several).
+    """
+
+    served: bool
+    reason: str
+    dtype: str
+    problem: Problem | None = None
+    inner_calls: int = 0
+    variant: str | None = None
+    micro_kernel: str | None = None
+    isa: str | None = None
+    packing: str | None = None
+    parallel_loop: str | None = None
+    threads: int = 1
+    mc: int | None = None
+    nc: int | None = None
+    kc: int | None = None
+    kernel: str | None = None
+    source: str | None = None
+    path: str | None = None
+
+    def __str__(self) -> str:
+        lines = [("served by", f"tvmgemm, {self.variant}" if self.served else "NumPy's own loop"), ("because", self.reason)]
+        p = self.problem
+        if p is not None:
+            stack = f"{p.batch} x " if p.batch != 1 else ""
+            swapped = ", as C^T = B^T.A^T" if p.transposed else ""
+            lines.append(("problem", f"{self.dtype} {stack}{p.m}x{p.k} ({p.a_layout}) . {p.k}x{p.n} ({p.b_layout}){swapped}"))
+        if self.served:
+            parallel = f"{self.parallel_loop}, {self.threads} tasks" if self.parallel_loop else "none, 1 thread"
+            lines += [
+                ("micro-kernel", f"{self.micro_kernel} on {self.isa}"),
+                ("packing", self.packing),
+                ("block sizes", f"mc={self.mc} nc={self.nc} kc={self.kc}"),
+                ("parallel loop", parallel),
+                ("kernel", f"{self.kernel} (from {self.source})"),
+            ]
+        return "\n".join(f"{name:>13}: {text}" for name, text in lines)
+
+
+def explain(a, b) -> Explanation:
+    """What ``tvmgemm.matmul(a, b)`` (and, patched, ``a @ b``) does, without computing the product.
+
+    Takes what matmul takes and raises what it raises. A kernel that the call needs is fetched or built, as by the call.
+    """
+    a, b = np.asanyarray(a), np.asanyarray(b)
+    dtype = np.matmul.resolve_dtypes((a.dtype, b.dtype, None))[2]
+    if dtype.name not in DTYPES:
+        return Explanation(False, f"no kernels for {dtype.name} yet; served: {', '.join(DTYPES)}", dtype.name)
+    problem, calls = _probed(a, b)
+    if problem is None:
+        return Explanation(False, "the stack is empty: nothing is computed", dtype.name)
+    if problem.dtype < 0:
+        return Explanation(False, "strides that are not multiples of the item size", dtype.name, inner_calls=calls)
+    loaded = set(dispatch.kernels)
+    decided, kernel = dispatch.decide(Problem.from_native(problem))
+    return _explanation(decided, kernel, Problem.from_native(problem), calls, loaded)
+
+
+def _probed(a, b):
+    """The native problem of the first inner loop and the number of inner loops, from a dry run through NumPy's own
+    machinery: promotion, broadcasting and copies are then what they are in the call."""
+    problem = ffi.new("tg_problem *")
+    lib.tg_probe_begin()
+    try:
+        matmul(a, b)
+    finally:
+        calls = lib.tg_probe_end(problem)
+    return (problem if calls else None), calls
+
+
+def _explanation(decided: Plan, kernel, problem: Problem, calls: int, loaded: set) -> Explanation:
+    if kernel is None:
+        missing = dispatch.why_missing(decided.spec) if decided.served else None
+        reason = f"{decided.reason}; but {missing}" if missing else decided.reason
+        return Explanation(False, reason, problem.dtype, problem, calls)
+    spec, blocks = decided.spec, decided.blocks
+    return Explanation(
+        True,
+        decided.reason,
+        problem.dtype,
+        problem,
+        calls,
+        variant=spec.variant,
+        micro_kernel=f"{spec.mr}x{spec.nr}",
+        isa=spec.isa,
+        packing=spec.packing,
+        parallel_loop=spec.parallel or None,
+        threads=decided.tasks,
+        mc=blocks.mc,
+        nc=blocks.nc,
+        kc=blocks.kc,
+        kernel=spec.name,
+        source="memory" if spec in loaded else kernel.origin,
+        path=kernel.path,
+    )

@@ -11,6 +11,9 @@
 #define _GNU_SOURCE                   /* pthread_setname_np */
 #endif
 #include <pthread.h>
+#ifdef __linux__
+#include <sched.h>
+#endif
 #include <signal.h>
 #include <stdatomic.h>
 #include <time.h>
@@ -36,7 +39,7 @@ static struct {
     tg_fp_mode mode;
     _Alignas(TG_CACHE_LINE) atomic_int unclaimed;
     _Alignas(TG_CACHE_LINE) atomic_int done;
-    atomic_int result, fp_flags, caller_sleeps;
+    atomic_int result, fp_flags, caller_sleeps, caller_cpu;
     _Alignas(TG_CACHE_LINE) atomic_int sleepers;
     atomic_int stop;
 } pool = {
@@ -111,6 +114,33 @@ static bool work_or_stop(void)
         || atomic_load_explicit(&pool.stop, memory_order_acquire);
 }
 
+static int current_cpu(void)
+{
+#ifdef __linux__
+    return sched_getcpu();
+#else
+    return -1;
+#endif
+}
+
+/* Linux wakes a thread on the waker's CPU and may leave both there for many milliseconds, at half the speed
+ * (measured: two threads at the speed of one). A moment's affinity without that CPU moves the worker at once;
+ * then it has its old affinity back. */
+static void leave_callers_cpu(void)
+{
+#ifdef __linux__
+    int cpu = current_cpu();
+    cpu_set_t all, others;
+    if (cpu < 0 || cpu != atomic_load_explicit(&pool.caller_cpu, memory_order_relaxed)
+        || sched_getaffinity(0, sizeof all, &all) != 0)
+        return;
+    others = all;
+    CPU_CLR(cpu, &others);
+    if (CPU_COUNT(&others) && sched_setaffinity(0, sizeof others, &others) == 0)
+        sched_setaffinity(0, sizeof all, &all);
+#endif
+}
+
 static void wait_for_work(void)
 {
     if (spin_until(work_or_stop))
@@ -121,6 +151,7 @@ static void wait_for_work(void)
         pthread_cond_wait(&pool.wake, &pool.lock);
     atomic_fetch_sub(&pool.sleepers, 1);
     pthread_mutex_unlock(&pool.lock);
+    leave_callers_cpu();
 }
 
 static void *worker(void *unused)
@@ -223,6 +254,7 @@ static int launch_on_pool(tg_task_fn task, void *closure, int tasks)
     pool.closure = closure;
     pool.env = (tg_parallel_env){ NULL, tasks };
     pool.mode = tg_fp_current_mode();
+    atomic_store_explicit(&pool.caller_cpu, current_cpu(), memory_order_relaxed);
     atomic_store_explicit(&pool.done, 0, memory_order_relaxed);
     atomic_store_explicit(&pool.result, 0, memory_order_relaxed);
     atomic_store_explicit(&pool.fp_flags, 0, memory_order_relaxed);

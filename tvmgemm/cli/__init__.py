@@ -1,0 +1,38 @@
+"""The command line: ``python -m tvmgemm run | info | demo``.
+
+Each command is a module of this package with ``main(argv) -> exit status``; only that one is imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+#: name -> what it does, for ``--help``.
+COMMANDS = {
+    "run": "run a Python program, unmodified, with NumPy's matmul served by tvmgemm",
+    "info": "versions, this machine, the kernel cache and the settings in force",
+    "demo": "build kernels, check them against NumPy and compare the speed, in under a minute",
+}
+
+_USAGE = "usage: python -m tvmgemm {run,info,demo} ..."
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command named by ``argv[0]`` (default: the process's arguments); returns its exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    command = argv[0] if argv else None
+    if command in COMMANDS:
+        return import_module(f"tvmgemm.cli.{command}").main(argv[1:])
+    if command in ("-h", "--help"):
+        print(_USAGE, "", *(f"  {name:<6}{what}" for name, what in COMMANDS.items()), sep="\n")
+        print("\npython -m tvmgemm COMMAND --help tells more.")
+        return 0
+    if command == "--version":
+        from tvmgemm import __version__
+
+        print(f"tvmgemm {__version__}")
+        return 0
+    problem = "a command is missing" if command is None else f"{command!r} is not a command"
+    print(f"{_USAGE}\ntvmgemm: {problem}: pass one of {', '.join(COMMANDS)}", file=sys.stderr)
+    return 2

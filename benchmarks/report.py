@@ -1,0 +1,166 @@
+"""Reports: a line per row while it runs; at the end JSON and Markdown that say how the numbers came about."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+
+from . import machine
+from .runner import Row
+from .suite import Suite
+
+#: Set before the ratio of a row that stays under its target or beyond its limit.
+MARK = "!"
+
+_SCALES = {"us": 1e6, "ms": 1e3}
+
+#: Heading of a column and its width in the running output; negative: aligned to the left.
+_COLUMNS = {
+    "case": -37, "dtype": -8, "threads": 7, "way in": -8, "tvmgemm": 9, "peer": -6, "its": 9,
+    "ratio [quartiles]": 21, "peak": 5, "served": -6, "plan": -1,
+}  # fmt: skip
+
+
+@dataclass
+class Results:
+    """Everything of one run. ``settings`` are those not at their default; ``rows`` as they were measured."""
+
+    command: str
+    date: str
+    tvmgemm: str
+    settings: dict[str, object]
+    machine: dict[str, object]
+    peers: list[dict[str, str]]
+    peak: dict[str, float]
+    notes: list[str] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+
+
+def cells(row: Row, unit: str) -> list[str]:
+    """The texts of a row in the order of the columns; ``unit`` is that of the row's suite."""
+    if unit == "GFLOP/s":
+        ours, theirs = row.gflops, row.peer_gflops
+    else:
+        ours, theirs = (s and s * _SCALES[unit] for s in (row.seconds, row.peer_seconds))
+    served = {True: "yes", False: "no", None: "-"}[row.served]
+    mark = f"{MARK} " if row.missed else ""
+    ratio = str(row.ratio) if row.ratio else "-"
+    peak = "-" if row.peak is None else f"{100 * row.peak:.0f}%"
+    return [row.case, row.dtype, str(row.threads), row.entry, _number(ours), row.peer or "-", _number(theirs),
+            mark + ratio, peak, served, row.plan]  # fmt: skip
+
+
+def heading(unit: str) -> str:
+    """The first line of the running output of a suite; both speeds are in ``unit``."""
+    return _line([*_COLUMNS]) + f"   ({unit})"
+
+
+def line(row: Row, unit: str) -> str:
+    """One row of the running output."""
+    return _line(cells(row, unit))
+
+
+def summary(rows: Iterable[Row]) -> list[str]:
+    """Per dtype, threads, way in and peer: geometric mean of the ratios, and how many missed their target."""
+    groups: dict[tuple, list[Row]] = {}
+    for row in rows:
+        if row.ratio is not None:
+            groups.setdefault((row.dtype, row.threads, row.entry, row.peer), []).append(row)
+    lines = []
+    for (dtype, threads, entry, peer), members in groups.items():
+        mean = math.exp(sum(math.log(row.ratio.median) for row in members) / len(members))
+        missed = sum(row.missed for row in members)
+        wanted = {row.target for row in members} - {None}
+        target = f", {missed} of {len(members)} under the target of {min(wanted):g}" if wanted else ""
+        group = f"{dtype}, {_threads(threads)}, {entry} over {peer}"
+        lines.append(f"{group}: {mean:.2f} (geometric mean){target}")
+    return lines
+
+
+def to_json(results: Results) -> dict:
+    """The run as JSON values; each row also has its derived GFLOP/s and whether it missed its target."""
+    rows = [
+        {**asdict(row), "gflops": row.gflops, "peer_gflops": row.peer_gflops, "missed": row.missed}
+        for row in results.rows
+    ]
+    return {**asdict(results), "rows": rows}
+
+
+def markdown(results: Results, suites: Sequence[Suite]) -> str:
+    """The run as a Markdown page, a table per suite."""
+    text = ["# tvmgemm against its peers", "", *_provenance(results), ""]
+    for suite in suites:
+        rows = [row for row in results.rows if row.suite == suite.name]
+        if not rows:
+            continue
+        text += [f"## {suite.name}: {suite.title}", ""]
+        if suite.measure is None:
+            text += [f"- {line}" for line in summary(rows)] + [""]
+        text += [_table_row(_titles(suite.unit)), "|" + "---|" * len(_COLUMNS)]
+        text += [_table_row(cells(row, suite.unit)) for row in rows] + [""]
+    return "\n".join(text)
+
+
+def preamble(results: Results) -> list[str]:
+    """The facts of a run as lines of text, for the head of the running output."""
+    where = results.machine
+    caches = ", ".join(_cache(cache) for cache in where["caches"]) or "caches unknown"
+    lines = [
+        f"machine: {where['cpu']}, {where['isa'] or 'no ISA of ours'}, {where['cores']} cores, {caches}",
+        f"system: {where['system']}, Python {where['python']}",
+        "load average: " + ", ".join(f"{load:.2f}" for load in where["load_average"]),
+        f"tvmgemm: {results.tvmgemm}"
+        + "".join(f", {name}={value}" for name, value in results.settings.items()),
+    ]
+    for peer in results.peers:
+        caveat = f" ({peer['caveat']})" if peer["caveat"] else ""
+        lines.append(f"{peer['name']}: {peer['version']}, kernels: {peer['kernels']}{caveat}")
+    if results.peak:
+        peak = ", ".join(f"{dtype} {gflops:.1f} GFLOP/s" for dtype, gflops in results.peak.items())
+        lines.append(f"measured FMA peak of one core: {peak}")
+    if machine.busy(where):
+        lines.append("note: the machine was busy when this began; trust the ratios, not the times")
+    return lines + [f"note: {note}" for note in results.notes]
+
+
+_EXPLAINED = f"""\
+A ratio is peer time / our time within one round of interleaved timing in one process: above 1, tvmgemm is
+faster. Shown are the median over the rounds and the quartiles. Times and GFLOP/s are medians. `{MARK}` marks
+a row that misses its target."""
+
+
+def _provenance(results: Results) -> list[str]:
+    facts = [f"- {line}" for line in preamble(results)]
+    return [f"Made on {results.date} by", "", f"    {results.command}", "", *facts, "", _EXPLAINED]
+
+
+def _table_row(texts: Sequence[str]) -> str:
+    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+
+
+def _titles(unit: str) -> list[str]:
+    return [f"{name}, {unit}" if name in ("tvmgemm", "its") else name for name in _COLUMNS]
+
+
+def _line(texts: Sequence[str]) -> str:
+    columns = zip(texts, _COLUMNS.values(), strict=True)
+    return " ".join(t.ljust(-width) if width < 0 else t.rjust(width) for t, width in columns).rstrip()
+
+
+def _number(value: float | None) -> str:
+    """Three significant digits, without an exponent."""
+    if value is None:
+        return "-"
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.1 else 4
+    return f"{value:.{digits}f}"
+
+
+def _threads(threads: int) -> str:
+    return f"{threads} thread" + "s" * (threads != 1)
+
+
+def _cache(cache: dict) -> str:
+    size = cache["bytes"] >> 10
+    whole_mib = size >= 1024 and size % 1024 == 0
+    return f"L{cache['level']} " + (f"{size >> 10} MiB" if whole_mib else f"{size} KiB")

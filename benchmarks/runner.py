@@ -1,0 +1,189 @@
+"""Measuring the rows of a suite: ours and the peers in interleaved rounds, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+import tvmgemm
+from tvmgemm import timing
+from tvmgemm.cli.info import plan_text
+from tvmgemm.timing import Ratio
+
+from .peers import Peer
+from .suite import Case, Suite
+
+#: Rounds of a row at most; its seconds usually end it earlier.
+ROUNDS = 101
+
+#: With several threads a sample has to outweigh waking them up.
+THREADED_SAMPLE = 2e-3
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A way into tvmgemm: the function that a program calls, and whether NumPy is patched meanwhile."""
+
+    function: Callable[..., object]
+    patched: bool
+
+
+#: Name -> way in. Looked up when a suite is run.
+ENTRIES: dict[str, Callable[[], Entry]] = {
+    "matmul": lambda: Entry(tvmgemm.matmul, patched=False),
+    "patched": lambda: Entry(np.matmul, patched=True),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a report: ours against one peer.
+
+    ``seconds`` are medians per call. ``ratio`` is peer/ours per round; it and ``peer_seconds`` are None where
+    the peer can't do the case or there is nothing to compare with. ``flops`` is None for what isn't a
+    product, ``peak`` the fraction of the measured peak of the cores used. ``served``: our kernel computed it,
+    by ``plan``. ``target`` is the ratio to reach, ``limit`` the seconds not to exceed.
+    """
+
+    suite: str
+    case: str
+    dtype: str
+    threads: int
+    entry: str
+    peer: str | None
+    seconds: float
+    peer_seconds: float | None = None
+    ratio: Ratio | None = None
+    flops: float | None = None
+    peak: float | None = None
+    served: bool | None = None
+    plan: str = ""
+    target: float | None = None
+    limit: float | None = None
+
+    @property
+    def missed(self) -> bool:
+        """Whether it is under its target, by the two decimals that a report shows, or beyond its limit."""
+        if self.limit is not None and self.seconds > self.limit:
+            return True
+        return None not in (self.target, self.ratio) and round(self.ratio.median, 2) < self.target
+
+    @property
+    def gflops(self) -> float | None:
+        """Our GFLOP/s."""
+        return None if self.flops is None else self.flops / self.seconds / 1e9
+
+    @property
+    def peer_gflops(self) -> float | None:
+        """The peer's GFLOP/s."""
+        return None if None in (self.flops, self.peer_seconds) else self.flops / self.peer_seconds / 1e9
+
+
+class WrongResult(RuntimeError):
+    """A kernel's result is outside the error bound of its dtype: its speed means nothing."""
+
+
+def measure(
+    suite: Suite,
+    case: Case,
+    dtype: str,
+    threads: int,
+    peers: Mapping[str, Peer],
+    seconds: float,
+    peak: float | None,
+) -> Iterator[Row]:
+    """The rows of one case: every way in of the suite against every peer, about ``seconds`` of timing in all.
+
+    ``peak`` is GFLOP/s of one core for this dtype. Raises WrongResult.
+    """
+    a, b = case.operands(dtype)
+    entries = {name: ENTRIES[name]() for name in suite.entries}
+    with timing.thread_limit(threads):
+        for peer in peers.values():
+            peer.set_threads(threads)
+        patch(False)
+        reference = np.matmul(a, b)
+        functions, results = {}, {}
+        for name, entry in entries.items():
+            results[name] = np.empty_like(reference)
+            functions[name] = partial(entry.function, a, b, *([results[name]] if suite.into_out else []))
+        for name, peer in peers.items():
+            function = peer.function(a, b, np.empty_like(reference) if suite.into_out else None)
+            if function is not None:
+                functions[f"peer {name}"] = function
+
+        def before(name: str) -> None:
+            patch(name in entries and entries[name].patched)
+
+        served = {}
+        for name in entries:
+            before(name)
+            functions[name]()  # builds the kernel, if need be
+            served[name] = was_served(functions[name])
+            result = results[name] if suite.into_out else functions[name]()
+            check(result, reference, a, b, case.label)
+        timing.wait_for_builds()
+        samples = timing.paired(
+            functions,
+            rounds=ROUNDS,
+            min_seconds=timing.MIN_SECONDS if threads == 1 else THREADED_SAMPLE,
+            budget=seconds,
+            before=before if any(entry.patched for entry in entries.values()) else None,
+            settle=threads > 1,
+        )
+        patch(False)
+        plan = plan_text(tvmgemm.explain(a, b))
+    for entry in entries:
+        ours = timing.median(samples[entry])
+        for peer in peers:
+            theirs = samples.get(f"peer {peer}")
+            yield Row(
+                suite=suite.name,
+                case=case.label,
+                dtype=dtype,
+                threads=threads,
+                entry=entry,
+                peer=peer,
+                seconds=ours,
+                peer_seconds=theirs and timing.median(theirs),
+                ratio=theirs and timing.ratio(theirs, samples[entry]),
+                flops=case.flops,
+                peak=peak and case.flops / ours / 1e9 / (peak * threads),
+                served=served[entry],
+                plan=plan,
+                target=suite.targets.get(peer),
+            )
+
+
+def patch(wanted: bool) -> None:
+    """Have NumPy patched, or not."""
+    if wanted != tvmgemm.is_patched():
+        (tvmgemm.patch_numpy if wanted else tvmgemm.unpatch_numpy)()
+
+
+def was_served(function: Callable[[], object]) -> bool:
+    """Whether a call of ``function`` ran a kernel of ours and left nothing to NumPy."""
+    before = tvmgemm.stats()
+    function()
+    after = tvmgemm.stats()
+    served = sum(after.served.values()) - sum(before.served.values())
+    declined = sum(after.declined.values()) - sum(before.declined.values())
+    return served > 0 and declined == 0
+
+
+def check(result: np.ndarray, reference: np.ndarray, a: np.ndarray, b: np.ndarray, label: str) -> None:
+    """Raise WrongResult if the two differ by more than two sums of k terms may; integers may not differ."""
+    if np.issubdtype(reference.dtype, np.inexact):
+        bound = 2 * max(a.shape[-1], 1) * np.finfo(reference.dtype).eps * np.matmul(np.abs(a), np.abs(b))
+        wrong = ~(np.abs(result - reference) <= bound)
+    else:
+        wrong = result != reference
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        raise WrongResult(
+            f"{label} {reference.dtype}: {int(wrong.sum())} elements of {wrong.size} are wrong, the first at"
+            f" {at}: {result[at]!r} instead of {reference[at]!r}"
+        )

@@ -1,0 +1,88 @@
+"""The ``startup`` suite: what a program pays before its first product, in processes of their own."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+
+from tvmgemm.cli import first_call
+from tvmgemm.timing import ratio
+
+from .runner import Row
+from .suite import Case, Suite, product
+
+#: Importing tvmgemm may take so long (seconds) in a program that imports NumPy anyway.
+IMPORT_LIMIT = 0.050
+
+#: Processes per measurement; the first call ever builds a kernel each time, so fewer of those.
+RUNS = {"quick": 3, "usual": 7, "full": 15}
+FIRST_RUNS = {"quick": 1, "usual": 3, "full": 5}
+
+
+def cases(dtype: str, extent: str) -> Iterator[Case]:
+    """The product whose first call is measured."""
+    yield product(512, 512, 512)
+
+
+def measure(suite: Suite, case: Case, dtype: str, extent: str) -> Iterator[Row]:
+    """Import and first calls of one case, with one thread.
+
+    The *first call ever* has an empty cache folder and builds its kernel. The *second process* finds it
+    there; its partner in every round is a process that calls NumPy's matmul.
+    """
+    (m, k), n = case.a, case.b[1]
+    one_thread = {"TVMGEMM_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    run = partial(first_call.measure, dtype=dtype, m=m, n=n, k=k)
+    row = partial(Row, suite=suite.name, dtype=dtype, threads=1)
+
+    first = []
+    for _ in range(FIRST_RUNS[extent]):
+        folder = tempfile.TemporaryDirectory()
+        with folder as name:
+            first.append(run("tvmgemm", environment={**one_thread, "TVMGEMM_CACHE_DIR": name}))
+    yield row(
+        case=f"first call ever ({case.label})",
+        entry="matmul",
+        peer=None,
+        seconds=statistics.median(facts["first_call"] for facts in first),
+        served=all(facts["served"] for facts in first),
+        plan=f"{first[0]['builds']} built",
+    )
+
+    with tempfile.TemporaryDirectory() as name:
+        environment = {**one_thread, "TVMGEMM_CACHE_DIR": name}
+        run("tvmgemm", environment=environment)  # fills the folder
+        ours, theirs = [], []
+        for turn in range(RUNS[extent]):
+            pair = [("tvmgemm", ours), ("numpy", theirs)]
+            for library, results in pair if turn % 2 else pair[::-1]:
+                results.append(run(library, environment=environment))
+
+    def medians(name: str, peer_name: str) -> dict:
+        seconds, peer_seconds = [facts[name] for facts in ours], [facts[peer_name] for facts in theirs]
+        return {
+            "seconds": statistics.median(seconds),
+            "peer_seconds": statistics.median(peer_seconds),
+            "ratio": ratio(peer_seconds, seconds),
+        }
+
+    compiled = sum(facts["builds"] for facts in ours)
+    imported = "tvm imported" if any(facts["tvm"] for facts in ours) else "tvm not imported"
+    yield row(
+        case=f"second process ({case.label})",
+        entry="matmul",
+        peer="numpy",
+        served=all(facts["served"] for facts in ours),
+        plan=f"{compiled} built, {imported}",
+        **medians("first_call", "first_call"),
+    )
+    yield row(
+        case="import tvmgemm, over import numpy",
+        entry="import",
+        peer="numpy",
+        limit=IMPORT_LIMIT,
+        plan=imported,
+        **medians("import", "import_numpy"),
+    )

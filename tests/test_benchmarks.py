@@ -1,0 +1,393 @@
+"""The benchmarks: what suites hold, how rows are judged and reported, and a real run of one small case.
+
+No test here depends on how fast anything is.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks import machine, peak, peers, report, runner, shapes, startup
+from benchmarks.runner import Row
+from benchmarks.suite import EXTENTS, Case, Suite, product
+from benchmarks.suites import SUITES
+from tvmgemm.timing import Ratio
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def benchmarks(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+# -- cases and suites
+# -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case, label, flops",
+    [
+        (product(2, 3, 4), "2x3x4", 48),
+        (product(2, 3, 4, "a layer"), "2x3x4 (a layer)", 48),
+        (Case((5, 1, 2, 4), (7, 4, 3)), "5*7*2x3x4", 48 * 35),
+        (Case((4,), (4, 3)), "1x3x4", 24),
+        (Case((2, 4), (4,)), "2x1x4", 16),
+        (Case((2, 4), (4, 3), "C", "F"), "2x3x4 CF", 48),
+    ],
+)
+def test_cases_say_what_they_are(case, label, flops):
+    assert (case.label, case.flops) == (label, flops)
+    a, b = case.operands("float32")
+    assert (a.shape, b.shape, a.dtype, b.dtype) == (case.a, case.b, np.float32, np.float32)
+    assert np.matmul(a, b).size * 2 * a.shape[-1] == flops
+
+
+def test_operands_repeat_and_lie_as_asked():
+    case = Case((3, 4), (4, 5), "F", "C")
+    first, second = case.operands("float64"), case.operands("float64")
+    assert all(np.array_equal(x, y) for x, y in zip(first, second))
+    assert first[0].flags.f_contiguous and first[1].flags.c_contiguous
+    assert not np.array_equal(first[0], case.operands("float64", seed=1)[0])
+
+
+@pytest.mark.parametrize("suite", SUITES.values(), ids=SUITES)
+def test_every_suite_has_cases_and_known_names(suite):
+    for dtype in suite.dtypes:
+        counts = [len(list(suite.cases(dtype, extent))) for extent in EXTENTS]
+        assert 0 < counts[0] <= counts[1] <= counts[2]
+    assert set(suite.entries) <= set(runner.ENTRIES)
+    assert set(suite.targets) <= set(peers.PEERS)
+    assert suite.unit in ("GFLOP/s", "us", "ms")
+
+
+def test_the_suites_of_the_project():
+    assert list(SUITES) == ["squares", "small", "calls", "layers", "startup"]
+    assert [case.a[0] for case in SUITES["calls"].cases("float32", "usual")] == [2, 4, 8, 16]
+    assert len(list(SUITES["layers"].cases("float32", "full"))) == len(shapes.RESNET50) + len(shapes.VGG16)
+
+
+# -- rows and reports
+# -----------------------------------------------------------------------------------------------
+
+FASTER = Row(
+    "squares", "8x8x8", "float32", 1, "matmul", "numpy",
+    seconds=1e-6, peer_seconds=2e-6, flops=1024.0, peak=0.25,
+    ratio=Ratio(2.0, 1.9, 2.1, 25), served=True, plan="a-kernel", target=1.0,
+)  # fmt: skip
+SLOWER = replace(
+    FASTER, case="9x9x9", ratio=Ratio(0.5, 0.4, 0.6, 25), peer_seconds=5e-7, served=False, plan="too|big"
+)
+ALONE = replace(FASTER, peer="mkl", ratio=None, peer_seconds=None, target=None)
+
+
+def test_rows_are_judged_by_their_target_and_limit():
+    assert [row.missed for row in (FASTER, SLOWER, ALONE)] == [False, True, False]
+    assert not replace(SLOWER, target=None).missed
+    assert replace(ALONE, limit=0.5e-6).missed and not replace(ALONE, limit=2e-6).missed
+
+
+def test_rows_derive_their_speed():
+    assert FASTER.gflops == pytest.approx(1.024) and FASTER.peer_gflops == pytest.approx(0.512)
+    assert ALONE.peer_gflops is None and replace(FASTER, flops=None).gflops is None
+
+
+@pytest.fixture
+def results():
+    return report.Results(
+        command="python -m benchmarks squares --markdown page.md",
+        date="2026-01-02 03:04 UTC",
+        tvmgemm="1.2.3",
+        settings={"jit": "off"},
+        machine={
+            "cpu": "A CPU", "isa": "x86-64-v4", "cores": 2, "system": "Linux", "python": "3.11",
+            "caches": [{"level": 1, "bytes": 48 << 10}, {"level": 2, "bytes": 2 << 20}],
+            "load_average": [0.1, 0.2, 0.3],
+        },
+        peers=[{"name": "numpy", "version": "2.4, openblas 0.3", "kernels": "SkylakeX", "caveat": "careful"}],
+        peak={"float32": 123.45},
+        notes=["something to know"],
+        rows=[FASTER, SLOWER, ALONE, replace(FASTER, suite="calls", entry="patched")],
+    )  # fmt: skip
+
+
+def test_cells_follow_the_unit_of_the_suite():
+    assert report.cells(FASTER, "GFLOP/s") == [
+        "8x8x8", "float32", "1", "matmul", "1.02", "numpy", "0.51",
+        "2.00 [1.90..2.10]", "25%", "yes", "a-kernel",
+    ]  # fmt: skip
+    assert report.cells(FASTER, "us")[4:7] == ["1.00", "numpy", "2.00"]
+    slow = replace(FASTER, seconds=0.123, peer_seconds=12.3)
+    assert report.cells(slow, "ms")[4:7] == ["123", "numpy", "12300"]
+
+
+def test_a_row_that_misses_its_target_is_marked():
+    assert report.cells(SLOWER, "GFLOP/s")[7] == "! 0.50 [0.40..0.60]"
+    assert report.cells(replace(ALONE, limit=1e-9), "ms")[7] == "! -"
+    assert report.cells(ALONE, "GFLOP/s")[4:8] == ["1.02", "mkl", "-", "-"]
+
+
+def test_lines_are_aligned():
+    lines = [report.heading("us"), report.line(FASTER, "us"), report.line(SLOWER, "us")]
+    assert len({line.index(word) for line, word in zip(lines, ("plan", "a-kernel", "too|big"))}) == 1
+
+
+def test_summary_counts_and_averages():
+    rows = [FASTER, SLOWER, ALONE]
+    assert report.summary(rows) == [
+        "float32, 1 thread, matmul over numpy: 1.00 (geometric mean), 1 of 2 under the target of 1"
+    ]
+    assert report.summary([replace(FASTER, threads=2, target=None)]) == [
+        "float32, 2 threads, matmul over numpy: 2.00 (geometric mean)"
+    ]
+    assert report.summary([ALONE]) == []
+
+
+def test_markdown_says_how_the_numbers_came_about(results):
+    text = report.markdown(results, list(SUITES.values()))
+    for fact in (
+        results.command, results.date, "A CPU, x86-64-v4, 2 cores, L1 48 KiB, L2 2 MiB",
+        "load average: 0.10, 0.20, 0.30", "tvmgemm: 1.2.3, jit=off", "float32 123.5 GFLOP/s",
+        "numpy: 2.4, openblas 0.3, kernels: SkylakeX (careful)", "note: something to know",
+        "## squares: square products", "## calls: ", "! 0.50 [0.40..0.60]", "too\\|big",
+    ):  # fmt: skip
+        assert fact in text
+    assert "## layers" not in text
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert {line.replace("\\|", "").count("|") for line in tables} == {12}
+    assert "tvmgemm, GFLOP/s" in text and "tvmgemm, us" in text
+
+
+def test_json_holds_everything_and_what_follows_from_it(results):
+    data = json.loads(json.dumps(report.to_json(results)))
+    assert data["command"] == results.command and data["peak"] == {"float32": 123.45}
+    row = data["rows"][1]
+    assert row["ratio"] == {"median": 0.5, "low": 0.4, "high": 0.6, "rounds": 25}
+    assert (row["missed"], row["served"]) == (True, False)
+    assert row["gflops"] == pytest.approx(1.024)
+
+
+def test_a_busy_machine_is_reported(results):
+    assert not any("busy" in line for line in report.preamble(results))
+    results.machine["load_average"] = [1.5, 1.0, 1.0]
+    assert machine.busy(results.machine)
+    assert any("the machine was busy" in line for line in report.preamble(results))
+
+
+# -- the machine and the peers
+# --------------------------------------------------------------------------------------
+
+
+def test_the_machine_is_described():
+    description = machine.describe()
+    assert json.loads(json.dumps(description)) == description
+    assert description["cores"] >= 1 and len(description["load_average"]) == 3
+
+
+def test_missing_peers_are_told_apart_from_usable_ones(monkeypatch):
+    class Absent(peers.Peer):
+        def __init__(self):
+            raise ImportError("not on this machine")
+
+    Absent.__abstractmethods__ = frozenset()
+    monkeypatch.setitem(peers.PEERS, "mkl", Absent)
+    usable, missing = peers.available(("numpy", "mkl"))
+    assert list(usable) == ["numpy"] and missing == {"mkl": "not on this machine"}
+
+
+@pytest.mark.parametrize("name", peers.PEERS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("layouts", ["CC", "CF", "FC", "FF"])
+def test_every_usable_peer_computes_the_product(name, dtype, layouts):
+    usable, missing = peers.available((name,))
+    if missing:
+        assert name != "numpy" and missing[name]  # an optional peer that isn't installed says why
+        return
+    a, b = Case((3, 5), (5, 4), *layouts).operands(dtype)
+    out = np.full((3, 4), np.nan, dtype)
+    function = usable[name].function(a, b, out)
+    usable[name].set_threads(1)
+    function()
+    np.testing.assert_allclose(out, np.matmul(a, b), rtol=1e-4)
+    assert usable[name].function(a, b, None)() is not None or name == "mkl"
+    assert usable[name].version() and usable[name].kernels()
+
+
+@pytest.mark.parametrize(
+    "x, operand",
+    [
+        (np.zeros((3, 4)), (False, 4)),
+        (np.zeros((3, 4), order="F"), (True, 3)),
+        (np.zeros((3, 8))[:, :4], (False, 8)),
+        (np.zeros((3, 8))[:, ::2], None),
+        (np.zeros((3, 4))[::-1], None),
+        (np.zeros((2, 3, 4)), None),
+    ],
+)
+def test_what_blas_can_read(x, operand):
+    assert peers._blas_operand(x) == operand
+
+
+def test_the_peak_of_a_core_is_measured():
+    from tvmgemm.host import host
+
+    isa = host().isa()
+    gflops = peak.measure(isa.name, ("float32", "float64"))
+    assert set(gflops) == {"float32", "float64"} and min(gflops.values()) > 0
+
+
+def test_a_peak_that_cannot_be_measured_says_why():
+    with pytest.raises(RuntimeError, match="peak of a core could not be measured: KeyError: 'no-such-isa'"):
+        peak.measure("no-such-isa", ("float32",))
+
+
+# -- measuring
+# ------------------------------------------------------------------------------------------------------
+
+
+def test_one_case_is_measured_against_numpy():
+    suite = Suite("test", "a test", lambda dtype, extent: [], entries=("matmul", "patched"))
+    usable, _ = peers.available(("numpy",))
+    rows = list(runner.measure(suite, product(24, 24, 24), "float32", 1, usable, seconds=0.01, peak=100.0))
+    assert [(row.entry, row.peer) for row in rows] == [("matmul", "numpy"), ("patched", "numpy")]
+    assert all(row.served for row in rows)
+    for row in rows:
+        assert row.ratio.rounds >= 5 and row.seconds > 0 and row.plan
+        assert row.peak == pytest.approx(row.gflops / 100.0)
+        assert row.target == 1.0
+
+
+def test_measuring_leaves_numpy_as_it_was():
+    import tvmgemm
+
+    assert not tvmgemm.is_patched()
+
+
+def test_a_wrong_result_is_never_reported_as_a_speed(monkeypatch):
+    def off_by_one(a, b, out):
+        np.matmul(a, b, out)
+        out[1, 2] += 1
+        return out
+
+    monkeypatch.setitem(runner.ENTRIES, "matmul", lambda: runner.Entry(off_by_one, patched=False))
+    suite = Suite("test", "a test", lambda dtype, extent: [])
+    with pytest.raises(runner.WrongResult, match=r"1 elements of 16 are wrong, the first at \(1, 2\)"):
+        next(runner.measure(suite, product(4, 4, 4), "float64", 1, {}, seconds=0.01, peak=None))
+
+
+def test_integers_have_to_be_exact():
+    a = np.arange(4, dtype=np.int8).reshape(2, 2)
+    runner.check(a @ a, a @ a, a, a, "2x2x2")
+    with pytest.raises(runner.WrongResult):
+        runner.check(a @ a + np.int8(1), a @ a, a, a, "2x2x2")
+
+
+def test_not_a_number_is_wrong():
+    a = np.ones((2, 2))
+    with pytest.raises(runner.WrongResult):
+        runner.check(np.full((2, 2), np.nan), a @ a, a, a, "2x2x2")
+
+
+def test_startup_rows_come_from_processes(monkeypatch):
+    started = []
+
+    def fake(library, dtype, m, n, k, environment):
+        folder = Path(environment["TVMGEMM_CACHE_DIR"])
+        started.append((library, folder, folder.is_dir()))
+        ours = library == "tvmgemm"
+        return {
+            "import_numpy": 0.1, "import": 0.02, "first_call": 0.004 if ours else 0.003, "second_call": 0.001,
+            "builds": int(ours and len(started) <= 2), "served": ours, "tvm": False,
+        }  # fmt: skip
+
+    monkeypatch.setattr(startup.first_call, "measure", fake)
+    ever, second, imported = startup.measure(SUITES["startup"], product(8, 8, 8), "float32", "quick")
+    assert len({folder for _, folder, _ in started}) == 2 and all(exists for _, _, exists in started)
+    pair = ["numpy", "tvmgemm"]
+    assert [library for library, _, _ in started[2:]] == [*pair, *pair[::-1], *pair]
+    assert ever.case == "first call ever (8x8x8)"
+    assert (ever.peer, ever.plan, ever.served) == (None, "1 built", True)
+    assert (second.ratio.median, second.plan) == (0.75, "0 built, tvm not imported")
+    assert (imported.seconds, imported.missed) == (0.02, False)
+
+
+# -- the command
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_list():
+    result = benchmarks("--list")
+    assert result.returncode == 0
+    assert [line.split()[0] for line in result.stdout.splitlines()] == list(SUITES)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["cubes"], "suite 'cubes' is not one of squares, small, calls"),
+        (["--peers", "numpy,blis"], "peer 'blis' is not one of numpy, mkl, torch"),
+        (["--dtypes", "float16", "small"], "dtype 'float16' is not one of float32, float64"),
+        (["--threads", "0.5"], "invalid"),
+        (["--quick", "--full"], "not allowed with"),
+    ],
+)
+def test_what_there_is_not(arguments, message, capsys, monkeypatch):
+    monkeypatch.setenv("TVMGEMM_CACHE_DIR", str(ROOT / "cache"))
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    with pytest.raises(SystemExit) as exit:
+        command.main(arguments)
+    assert exit.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_thread_counts():
+    assert command.thread_counts("1,all") == (1, 0)
+    assert command.names(" a, b,") == ("a", "b")
+
+
+def test_numpy_is_not_handicapped(monkeypatch):
+    """OPENBLAS_CORETYPE makes OpenBLAS run another CPU's kernels: the run starts again without it, and says
+    so."""
+    result = benchmarks("--list", OPENBLAS_CORETYPE="Nehalem", OPENBLAS_L2_SIZE="1024")
+    assert result.returncode == 0 and len(result.stdout.splitlines()) == len(SUITES)
+
+    started = []
+    monkeypatch.setattr(os, "execv", lambda path, argv: started.append((path, argv)))
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Nehalem")
+    monkeypatch.setenv("OPENBLAS_L2_SIZE", "1024")
+    monkeypatch.setenv("TVMGEMM_BENCHMARKS_RESTARTED", "")
+    monkeypatch.delenv("TVMGEMM_BENCHMARKS_RESTARTED")
+    notes = command.restart_undistorted()
+    assert started == [(sys.executable, [sys.executable, *sys.orig_argv[1:]])]
+    assert "OPENBLAS_CORETYPE" not in os.environ and "OPENBLAS_L2_SIZE" not in os.environ
+    (note,) = notes
+    assert note.startswith("OPENBLAS_CORETYPE=Nehalem and OPENBLAS_L2_SIZE=1024 was set: started again")
+
+
+def test_a_run_from_the_command_line(tmp_path):
+    files = tmp_path / "out" / "run.json", tmp_path / "out" / "run.md"
+    result = benchmarks(
+        "calls", "--quick", "--peers", "numpy", "--dtypes", "float32", "--threads", "1", "--seconds", "0.01",
+        "--json", files[0], "--markdown", files[1],
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    data = json.loads(files[0].read_text())
+    assert len(data["rows"]) == 8 and data["peak"]["float32"] > 0
+    assert {row["entry"] for row in data["rows"]} == {"matmul", "patched"}
+    assert all(row["served"] for row in data["rows"])
+    assert "python -m benchmarks calls --quick" in files[1].read_text()
+    assert data["settings"] == {}
+    assert "16x16x16" in result.stdout

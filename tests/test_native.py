@@ -303,8 +303,8 @@ def test_unpublish_and_clear(native):
 
 
 def test_full_table_forgets_the_oldest(native):
-    ids = [native.publish(None, m_lo=m, m_hi=m) for m in range(70)]
-    found = [native.lib.tg_lookup(native.problem(m=m)) for m in range(70)]
+    ids = [native.publish(None, m_lo=m, m_hi=m) for m in range(262)]
+    found = [native.lib.tg_lookup(native.problem(m=m)) for m in range(262)]
     assert found == [-1] * 6 + ids[6:]
     again = native.publish(None, m_lo=0, m_hi=0)
     assert native.lib.tg_lookup(native.problem(m=0)) == again
@@ -314,9 +314,9 @@ def test_full_table_forgets_the_oldest(native):
 def test_publishing_again_takes_no_second_slot(native):
     for _ in range(100):
         native.publish(None, m_lo=1, m_hi=1, id=7)
-    others = [native.publish(None, m_lo=m, m_hi=m) for m in range(2, 65)]
+    others = [native.publish(None, m_lo=m, m_hi=m) for m in range(2, 257)]
     assert native.lib.tg_lookup(native.problem(m=1)) == 7
-    assert [native.lib.tg_lookup(native.problem(m=m)) for m in range(2, 65)] == others
+    assert [native.lib.tg_lookup(native.problem(m=m)) for m in range(2, 257)] == others
 
 
 # -- misses

@@ -21,13 +21,13 @@ typedef struct {
     int64_t rs, cs;                   /* row and column stride, in elements */
 } operand;
 
-/* The stride along a dimension of size 1 is never used, and NumPy gives 0 for it: choose the one that makes
- * the operand contiguous. */
+/* The stride along a dimension of size 1 or 0 is never used, and NumPy gives anything for it: choose the one
+ * that makes the operand contiguous. */
 ALWAYS_INLINE void settle_unit_dimensions(operand *x, int64_t rows, int64_t cols)
 {
-    if (cols == 1)
+    if (cols <= 1 || rows == 0)
         x->cs = 1;
-    if (rows == 1)
+    if (rows <= 1)
         x->rs = x->cs == 1 ? cols : 1;
 }
 

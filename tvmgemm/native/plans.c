@@ -11,7 +11,7 @@
 #include <string.h>
 #include "native.h"
 
-#define SLOTS 64
+#define SLOTS 256
 #define BUCKETS 256
 #define ANY (-1)
 

@@ -1,21 +1,28 @@
-"""Block sizes mc, nc, kc from the host's caches and the micro-tile: the analytical model of Low et al.
+"""Block sizes mc, nc, kc from the host's caches and the micro-tile: the analytical model of Low et al., for the family.
 
 Low, Igual, Smith, Quintana-Orti, "Analytical Modeling Is Enough for High-Performance BLIS", ACM TOMS 43(2), 2016,
-fills each level of the cache with the block that is reused from it and leaves ways for what streams past:
+fills each level of the cache with the block that is reused from it and leaves ways for what streams past. With W ways,
+N sets and lines of L bytes in a cache and S bytes per element, for B3A2C0:
 
     L1   C_Br = floor((W1 - 1) / (1 + mr/nr)) ways hold the micro-panel Br (kc x nr)   kc = C_Br N1 L1 / (nr S)
     L2   W2 - 1 - ceil(kc nr S / (N2 L2)) ways hold Ac (mc x kc)                        mc = ways N2 L2 / (kc S)
     L3   W3 - 1 - ceil(kc mc S / (N3 L3)) ways hold Bc (kc x nc)                        nc = ways N3 L3 / (kc S)
 
-with W ways, N sets and lines of L bytes in a cache, S bytes per element. One deviation, measured (docs/design.md, "Block
-sizes"): a wide tile gets a kc of 128 from the first line, and then reading and writing C once per kc costs more than
-a Br that streams from L2. kc is therefore at least what keeps both micro-panels within an eighth of L2.
+The other variants follow by renaming. The micro-kernel of a variant loops over one dimension (k for resident C, n for
+resident A, m for resident B): L1 decides that one, from the micro-panel that is reused there. The block packed for L2
+has that dimension and a second one, which L2 decides; L3 decides the third.
+
+Two deviations, both measured (docs/design.md, "Block sizes"). A wide tile gets a kc of 128 from the first line, and then
+reading and writing C once per kc costs more than a Br that streams from L2: kc is at least what keeps both micro-panels
+within an eighth of L2. And kc is one number per dtype and host, for all variants and tiles: it decides the order in
+which k is added up, so an element of C does not depend on which member of the family computed it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .family.variants import LOOP_DIMENSION, OPERAND_DIMENSIONS, Variant
 from .host import Cache
 
 #: kc is a multiple of this, so that the unrolled and the vectorised loops over k have no rest inside a block.
@@ -24,8 +31,8 @@ KC_STEP = 32
 #: Longer blocks of k gain nothing measurable and cost accuracy: each is one chain of additions.
 KC_LIMIT = 512
 
-#: Bytes of Bc, the largest part of a call's scratch memory, whatever the size of L3.
-BC_LIMIT = 8 << 20
+#: Bytes of the largest packed block, the bulk of a call's scratch memory, whatever the size of L3.
+L3_BLOCK_LIMIT = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -42,26 +49,59 @@ def _way(cache: Cache) -> int:
     return cache.sets * cache.line
 
 
-def kc_from_l1(mr: int, nr: int, itemsize: int, l1: Cache) -> int:
-    """The kc of Low et al.: the micro-panel Br stays in L1 while micro-panels of A stream past it."""
-    ways = max(1, int((l1.ways - 1) / (1 + mr / nr)))
-    return ways * _way(l1) // (nr * itemsize)
+def _reused_panel(width: int, streaming: int, itemsize: int, l1: Cache) -> int:
+    """Steps of a micro-panel of ``width`` that stays in L1 while one of ``streaming`` passes by."""
+    ways = max(1, int((l1.ways - 1) / (1 + streaming / width)))
+    return max(1, ways * _way(l1) // (width * itemsize))
 
 
-def block_sizes(mr: int, nr: int, itemsize: int, l1: Cache, l2: Cache, l3: Cache) -> BlockSizes:
-    """Block sizes of a resident-C variant with an mr x nr tile, before they are clipped to a problem.
+def kc_of(mr: int, nr: int, itemsize: int, l1: Cache, l2: Cache) -> int:
+    """The kc of a dtype on a host, from the tile of its packed resident-C kernel; a positive multiple of ``KC_STEP``."""
+    within_l2 = l2.bytes // 8 // ((mr + nr) * itemsize)
+    kc = min(max(_reused_panel(nr, mr, itemsize, l1), within_l2), KC_LIMIT)
+    return max(KC_STEP, kc // KC_STEP * KC_STEP)
 
-    mc is a multiple of mr, nc of nr, kc of ``KC_STEP``; all are positive, whatever the caches claim.
+
+def block_sizes(
+    variant: Variant, tile: dict[str, int], itemsize: int, kc: int, l1: Cache, l2: Cache, l3: Cache
+) -> BlockSizes:
+    """Block sizes of a variant, before they are clipped to a problem.
+
+    ``tile``: micro-tile sizes by dimension (``"m"``, ``"n"``, ``"k"``), 1 for the one that the micro-kernel loops over.
+    mc and nc are multiples of the tile, all are positive, whatever the caches claim.
     """
-    from_l2 = l2.bytes // 8 // ((mr + nr) * itemsize)
-    kc = min(max(kc_from_l1(mr, nr, itemsize, l1), from_l2), KC_LIMIT)
-    kc = max(KC_STEP, kc // KC_STEP * KC_STEP)
-    mc = _fill(l2, reserved=kc * nr * itemsize, row=kc * itemsize)
-    nc = min(_fill(l3, reserved=kc * mc * itemsize, row=kc * itemsize), BC_LIMIT // (kc * itemsize))
-    return BlockSizes(max(mr, mc // mr * mr), max(nr, nc // nr * nr), kc)
+    (l3_operand, _), (l2_operand, _) = variant.packed
+    first = variant.stream
+    second = _other_dimension(l2_operand, first)
+    third = next(d for d in "mnk" if d not in (first, second))
+    # The micro-panel that the outer of the two inner loops holds on to meets each that the inner one brings.
+    reused, passing = (tile[LOOP_DIMENSION[loop]] for loop in variant.inner)
+
+    sizes = {"k": kc}
+    if first != "k":
+        sizes[first] = _reused_panel(reused, passing, itemsize, l1)
+    row = sizes[first] * itemsize
+    rows = _rows(l2, reserved=row * reused, row=row)
+    if second == "k":  # kc is given: the other side of the block in L2 gives way
+        sizes[first] = max(1, min(sizes[first], rows * sizes[first] // kc))
+    else:
+        sizes[second] = rows
+    if third != "k":
+        row = sizes[_other_dimension(l3_operand, third)] * itemsize
+        rows = _rows(l3, reserved=sizes[first] * sizes[second] * itemsize, row=row)
+        sizes[third] = min(rows, max(1, L3_BLOCK_LIMIT // row))
+
+    def whole_tiles(d: str) -> int:
+        return max(tile[d], sizes[d] // tile[d] * tile[d])
+
+    return BlockSizes(whole_tiles("m"), whole_tiles("n"), kc)
 
 
-def _fill(cache: Cache, reserved: int, row: int) -> int:
+def _other_dimension(operand: str, dimension: str) -> str:
+    return next(d for d in OPERAND_DIMENSIONS[operand] if d != dimension)
+
+
+def _rows(cache: Cache, reserved: int, row: int) -> int:
     """Rows of ``row`` bytes in the ways that are left of a cache: one streams, some hold ``reserved`` bytes."""
     ways = max(1, cache.ways - 1 - -(-reserved // _way(cache)))
-    return ways * _way(cache) // row
+    return max(1, ways * _way(cache) // row)

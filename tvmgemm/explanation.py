@@ -105,7 +105,7 @@ def _explanation(decided: Plan, kernel, problem: Problem, calls: int, loaded: se
         problem,
         calls,
         variant=spec.variant,
-        micro_kernel=f"{spec.mr}x{spec.nr}",
+        micro_kernel=spec.tile,
         isa=spec.isa,
         packing=spec.packing,
         parallel_loop=spec.parallel or None,

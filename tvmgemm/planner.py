@@ -12,9 +12,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from .blocking import BlockSizes, block_sizes
+from .blocking import BlockSizes, block_sizes, kc_of
 from .family.isa import Isa
 from .family.tiles import TILES
+from .family.validity import check, unsuitable
 from .family.variants import VARIANTS
 from .host import Host
 from .problem import DTYPES, Problem
@@ -26,6 +27,21 @@ PARALLEL_WORK = 1 << 20
 
 #: m.n.k up to which A.A^T is computed like any other product; above, NumPy's syrk does half the work.
 SYMMETRIC_WORK = 32**3
+
+#: k up to which reading and writing a C that no cache holds costs more than the products: rows of C in turn.
+SHALLOW = 128
+
+#: m up to which a B that no cache holds is read for too few products: each element of it once, into registers.
+FLAT = 64
+
+#: m up to which packing a B that L2 holds costs more than it saves.
+FEW_ROWS = 512
+
+#: m up to which a packed B is used so little that it pays only while L2 still holds it from its packing.
+SHORT = 256
+
+#: n up to which reading rows of A in place costs less than packing them.
+FEW_COLUMNS = 768
 
 DEFAULT_VARIANT = "B3A2C0"
 
@@ -67,13 +83,17 @@ class Box:
 
 @dataclass(frozen=True)
 class Plan:
-    """A decision: ``spec`` with run-time numbers, or ``spec`` None where NumPy's own loop serves; ``reason`` in words."""
+    """A decision: ``spec`` with run-time numbers, or ``spec`` None where NumPy's own loop serves; ``reason`` in words.
+
+    ``refused``: the options force a choice that cannot be honoured, and ``reason`` says why.
+    """
 
     spec: KernelSpec | None
     blocks: BlockSizes | None
     tasks: int
     box: Box
     reason: str
+    refused: bool = False
 
     @property
     def served(self) -> bool:
@@ -83,100 +103,183 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Rule:
+    """What serves the problems of a box. ``variant`` None: NumPy. ``tile`` is an index into ``TILES``."""
+
     box: Box
-    decide: Callable[[], tuple[KernelSpec | None, int, str]]
+    variant: str | None
+    packing: str
+    tile: int
+    reason: str
+    parallel: str = ""
 
 
 def plan(problem: Problem, host: Host, options: Options) -> Plan:
     """The Plan for ``problem`` on ``host`` under ``options``."""
     isa = host.isa(options.max_isa)
     if options.variant == "numpy":
-        return _declined(Box(), "TVMGEMM_VARIANT=numpy leaves every product to NumPy")
+        return Plan(None, None, 1, Box(), "TVMGEMM_VARIANT=numpy leaves every product to NumPy")
     if isa is None:
-        return _declined(Box(), f"no kernels exist for this CPU ({host.arch} with {options.max_isa or 'any level'})")
-    blocks = dtype_blocks(problem.dtype, isa, host)
+        return Plan(None, None, 1, Box(), f"no kernels exist for this CPU ({host.arch}, {options.max_isa or 'any level'})")
+    options = replace(options, num_threads=options.num_threads or host.cores)
     box = Box()
-    for rule in _rules(problem, isa, blocks, options):
+    for rule in _rules(problem, isa, host, options):
         if rule.box.holds(problem):
-            spec, tasks, reason = rule.decide()
             for side in Box.SIDES:
                 box = box.clipped(side, *getattr(rule.box, side))
-            return Plan(spec, blocks if spec else None, tasks, box, reason)
+            return _decision(rule, box, problem, isa, host, options)
         box = box.without(rule.box, problem)
     raise AssertionError("the last rule holds every problem")
 
 
-def dtype_blocks(dtype: str, isa: Isa, host: Host) -> BlockSizes:
-    """The block sizes of all kernels of a dtype on this host.
+def _decision(rule: _Rule, box: Box, problem: Problem, isa: Isa, host: Host, options: Options) -> Plan:
+    """The Plan of a rule: its kernel, or why a forced choice makes none."""
+    if rule.variant is None:
+        return Plan(None, None, 1, box, rule.reason)
+    spec = _spec(rule, problem, isa, options)
+    try:
+        check(spec)
+        objection = unsuitable(spec, problem)
+    except ValueError as error:
+        objection = str(error)
+    if objection:
+        return Plan(None, None, 1, box, f"refused, NumPy serves: {objection}", refused=True)
+    tasks = options.num_threads if spec.parallel else 1
+    return Plan(spec, blocks_of(spec, host), tasks, box, rule.reason)
 
-    One kc for all of them: then every kernel adds up k in the same order, and an element of C depends on its row of A
-    and its column of B, not on the shape around it, the tile or the number of threads.
-    """
-    mr, nr = TILES[isa.name, dtype][0]
-    return block_sizes(mr, nr, DTYPES[dtype].itemsize, host.cache(1), host.cache(2), host.cache(3))
+
+def _spec(rule: _Rule, problem: Problem, isa: Isa, options: Options) -> KernelSpec:
+    variant = VARIANTS[rule.variant]
+    tile = TILES[isa.name, problem.dtype][variant.resident][rule.tile]
+    if options.microkernel is not None:
+        tile = tuple(map(int, options.microkernel.split("x")))
+    sizes = {"mr": 0, "nr": 0, "kr": 0, **{d + "r": size for d, size in zip(variant.tile_dimensions, tile)}}
+    packing = rule.packing if options.packing is None else options.packing
+    return KernelSpec(
+        dtype=problem.dtype, isa=isa.name, variant=variant.name, **sizes, op=problem.op, packing=packing,
+        parallel=rule.parallel,
+    )  # fmt: skip
 
 
-def _declined(box: Box, reason: str) -> Plan:
-    return Plan(None, None, 1, box, reason)
+def blocks_of(spec: KernelSpec, host: Host) -> BlockSizes:
+    """The block sizes of a kernel on this host."""
+    tiles, itemsize = TILES[spec.isa, spec.dtype]["C"], DTYPES[spec.dtype].itemsize
+    l1, l2, l3 = (host.cache(level) for level in (1, 2, 3))
+    tile = {"m": spec.mr or 1, "n": spec.nr or 1, "k": spec.kr or 1}
+    kc = kc_of(*tiles[0], itemsize, l1, l2)
+    return block_sizes(VARIANTS[spec.variant], tile, itemsize, kc, l1, l2, l3)
 
 
-def _rules(problem: Problem, isa: Isa, blocks: BlockSizes, options: Options) -> list[_Rule]:
+def _rules(problem: Problem, isa: Isa, host: Host, options: Options) -> list[_Rule]:
     """The rules for problems of these layouts, first match first; the last one holds everything."""
-    forced = options.variant != "auto"
-    variant = VARIANTS[options.variant if forced else DEFAULT_VARIANT]
-    packed_tile, small_tile = TILES[isa.name, problem.dtype][:2]
-    threads = options.threads
-
-    def kernel(packing: str, parallel: str, why: str) -> Callable[[], tuple[KernelSpec | None, int, str]]:
-        mr, nr = small_tile if packing == "none" else packed_tile
-        spec = KernelSpec(problem.dtype, isa.name, variant.name, mr, nr, problem.op, packing, parallel)
-        return lambda: (spec, threads if parallel else 1, why)
-
-    def numpy(why: str) -> Callable[[], tuple[KernelSpec | None, int, str]]:
-        return lambda: (None, 1, why)
-
+    forced = options.variant != "auto" or options.microkernel or options.packing or options.parallel_loop
     rules: list[_Rule] = []
     if not forced and problem.op == "matmul":
         if problem.symmetric:
             why = "A and B are one buffer, B = A^T: NumPy's syrk does half the work"
-            rules.append(_Rule(Box(work=(SYMMETRIC_WORK + 1, math.inf)), numpy(why)))
+            rules.append(_Rule(Box(work=(SYMMETRIC_WORK + 1, math.inf)), None, "", 0, why))
         for side in ("m", "n"):
             why = f"{side} = 1 is a matrix-vector product: NumPy's BLAS runs it at the speed of memory"
-            rules.append(_Rule(Box(**{side: (1, 1)}), numpy(why)))
-
-    # B fits in half of L2 next to what streams past it, or is read once only: then packing costs more than it saves.
-    in_place: list[tuple[Box, str]] = []
-    if problem.b_layout == "row":
-        columns = max(packed_tile[1], blocks.mc // 2)
-        in_place.append((Box(n=(0, columns), k=(0, blocks.kc)), f"B of up to {blocks.kc} x {columns} stays in L2"))
-        in_place.append((Box(m=(0, small_tile[0])), "one row of micro-tiles reads B once"))
-    choices = [(box, "none", f"not packed: {why}") for box, why in in_place]
-    choices.append((Box(), "ab", "both operands packed"))
-
-    for box, packing, why in choices:
-        if threads > 1:
-            rows = packed_tile[0] * threads
-            large = box.clipped("work", PARALLEL_WORK, math.inf)
-            rules.append(_Rule(large.clipped("m", rows, math.inf), kernel(packing, "ic", f"{why}; rows shared out")))
-            columns = packed_tile[1] * threads
-            by_columns = large.clipped("n", columns, math.inf)
-            if by_columns.n[0] <= by_columns.n[1]:
-                rules.append(_Rule(by_columns, kernel(packing, "jc", f"{why}; columns shared out")))
-        rules.append(_Rule(box, kernel(packing, "", why)))
+            rules.append(_Rule(Box(**{side: (1, 1)}), None, "", 0, why))
+    for choice in _choices(problem, isa, host, options):
+        rules += _shared_out(choice, isa, problem, options)
     return rules
 
 
-def companions(spec: KernelSpec, options: Options) -> list[KernelSpec]:
+def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[_Rule]:
+    """Variant, packing and tile by shape, before anything is shared out."""
+    name = options.variant if options.variant != "auto" else DEFAULT_VARIANT
+    variant, tiles, itemsize = VARIANTS[name], TILES[isa.name, problem.dtype]["C"], DTYPES[problem.dtype].itemsize
+    free = options.variant == "auto" and not (options.microkernel or options.packing)
+    if variant.resident != "C":
+        return [_Rule(Box(), name, variant.packable, 0, f"{name} is forced")]
+
+    in_place = "none" if problem.b_layout == "row" else "b"
+    packed_b = "b" if problem.a_layout == "row" else "ab"
+    lanes = isa.lanes(itemsize)
+    kc = kc_of(*tiles[0], itemsize, host.cache(1), host.cache(2))
+    columns = host.cache(2).bytes // (kc * itemsize)  # of a block of B that is as large as L2
+    held = columns * tiles[1][0] // 16  # one that L2 delivers fast enough: once for as many rows as a tile has
+    narrow = _Rule(
+        Box(n=(0, lanes)), name, in_place, 2, f"C is at most {lanes} wide: one vector of it, many rows"
+    )
+    paired = [
+        _Rule(
+            Box(m=(0, FEW_ROWS), n=(low * lanes + 1, high * lanes)), name, in_place, 3,
+            f"C is {low * lanes + 1} to {high * lanes} wide: tiles two vectors wide leave little over",
+        )
+        for low, high in ((1, 2), (3, 4))
+    ]  # fmt: skip
+    few = _Rule(
+        Box(m=(0, FLAT), n=(0, 2 * columns), k=(0, 2 * kc)), name, in_place, 1,
+        f"m <= {FLAT} and a B of at most {2 * kc} x {2 * columns}, which is packed for too few rows",
+    )  # fmt: skip
+    small = _Rule(
+        Box(m=(0, FEW_ROWS), n=(0, held)), name, in_place, 1,
+        f"m <= {FEW_ROWS} and blocks of B of at most {kc} x {held}, which stay in L2 as they are",
+    )  # fmt: skip
+    low = _Rule(
+        Box(m=(0, FLAT), k=(0, SHALLOW)), "A3B2C0", "a" if problem.b_layout == "row" else "ab", 1,
+        f"m <= {FLAT} and k <= {SHALLOW}: A stays in L1, B goes by once, in place",
+    )  # fmt: skip
+    shallow = _Rule(
+        Box(m=(SHORT + 1, math.inf), k=(0, SHALLOW), n=(columns + 1, math.inf)), "A3B2C0", "ab", 2,
+        f"k <= {SHALLOW}: C is most of the traffic, so its rows are written in turn",
+    )  # fmt: skip
+    flat = _Rule(
+        Box(m=(0, FLAT), k=(SHALLOW + 1, math.inf)), "C3A2B0", "ac", 0,
+        f"m <= {FLAT}: each element of B goes to registers once, and only once",
+    )  # fmt: skip
+    short = _Rule(
+        Box(m=(0, SHORT)), _packs_b(options), packed_b, 0, f"m <= {SHORT}: B is packed right before it is used"
+    )
+    slim = _Rule(
+        Box(n=(0, FEW_COLUMNS)), _packs_b(options), packed_b, 0,
+        f"n <= {FEW_COLUMNS}: packing A costs more than reading its rows",
+    )  # fmt: skip
+    large = _Rule(Box(), name, "ab", 0, "both operands packed")
+    if not free:
+        return [narrow, *paired, small, large]
+    return [narrow, *paired, few, small, low, shallow, flat, short, slim, large]
+
+
+def _packs_b(options: Options) -> str:
+    """The variant that packs B and reads A in place. A3B2C0 packs a block of B for L2, where it still is when it is used;
+    with several threads each would pack its own, while B3A2C0 packs one for all of them."""
+    return "A3B2C0" if options.num_threads == 1 else "B3A2C0"
+
+
+def _shared_out(rule: _Rule, isa: Isa, problem: Problem, options: Options) -> list[_Rule]:
+    """The rule as it is, and before it the rules for problems that are worth sharing out."""
+    if options.parallel_loop is not None:
+        parallel = "" if options.parallel_loop == "none" else options.parallel_loop
+        return [replace(rule, parallel=parallel, reason=f"{rule.reason}; parallel loop {options.parallel_loop} is forced")]
+    if options.num_threads == 1:
+        return [rule]
+    mr, nr = TILES[isa.name, problem.dtype]["C"][0]
+    found = []
+    for side, tile, loop, what in (("m", mr, "ic", "rows"), ("n", nr, "jc", "columns")):
+        low, high = getattr(rule.box, side)
+        low = max(low, tile * options.num_threads)  # a tile for everybody
+        if low <= high:
+            box = rule.box.clipped("work", PARALLEL_WORK, math.inf).clipped(side, low, high)
+            found.append(replace(rule, box=box, parallel=loop, reason=f"{rule.reason}; {what} shared out"))
+    return [*found, rule]
+
+
+def companions(spec: KernelSpec, host: Host, options: Options) -> list[KernelSpec]:
     """Kernels that a program which needs ``spec`` will most likely need next: they are built in the same process,
     because loading the compiler takes longer than compiling a kernel."""
-    tiles = TILES[spec.isa, spec.dtype]
-    wanted = [("none", ""), ("ab", "")]
-    if options.threads > 1:
-        wanted += [("none", "ic"), ("ab", "ic")]
+    if options.variant != "auto" or options.microkernel or options.packing or options.parallel_loop:
+        return []
+    options = replace(options, num_threads=options.num_threads or host.cores)
+    tiles = TILES[spec.isa, spec.dtype]["C"]
     found = []
-    for packing, parallel in wanted:
-        mr, nr = tiles[1] if packing == "none" else tiles[0]
-        other = replace(spec, mr=mr, nr=nr, packing=packing, parallel=parallel)
-        if other != spec:
-            found.append(other)
-    return found
+    for parallel in ("", "ic") if options.num_threads > 1 else ("",):
+        for variant, packing, tile in (
+            (DEFAULT_VARIANT, "none", 1),
+            (_packs_b(options), "b", 0),
+            (DEFAULT_VARIANT, "ab", 0),
+        ):
+            mr, nr = tiles[tile]
+            found.append(replace(spec, variant=variant, mr=mr, nr=nr, kr=0, packing=packing, parallel=parallel))
+    return [other for other in found if other != spec]

@@ -82,6 +82,19 @@ def _check_folder(value: object) -> str:
 FOLDER = Kind(_check_folder)
 
 
+def _check_tile(value: object) -> str:
+    accepted = "rows x columns of a micro-tile, as in 14x32"
+    if not isinstance(value, str):
+        raise TypeError(f"is of type {type(value).__name__}; accepted: {accepted}")
+    rows, _, columns = value.partition("x")
+    if not (rows.isdecimal() and columns.isdecimal() and int(rows) and int(columns)):
+        raise ValueError(f"is not {accepted}")
+    return f"{int(rows)}x{int(columns)}"
+
+
+TILE = Kind(_check_tile)
+
+
 def _variant_names() -> tuple[str, ...]:
     from .family.variants import VARIANTS
 
@@ -120,6 +133,19 @@ class Options:
         " builds none",
     )
     cache_dir: str | None = _setting(None, FOLDER, "folder of built kernels; None: the user's cache folder")
+    microkernel: str | None = _setting(
+        None, TILE, "the micro-tile, rows x columns of the variant's resident operand, as in 14x32; None: the planner's"
+    )
+    packing: str | None = _setting(
+        None,
+        one_of(lambda: ("ab", "ac", "bc", "a", "b", "c", "none")),
+        "which operands are packed: of those that the variant packs; None: the planner's choice",
+    )
+    parallel_loop: str | None = _setting(
+        None,
+        one_of(lambda: ("ic", "jc", "none")),
+        "the loop that threads share out, or 'none' for one thread; None: the planner's choice",
+    )
     log: str | None = _setting(
         None, one_of(lambda: log.LEVELS), "print log records from this level on to stderr; None: print none"
     )

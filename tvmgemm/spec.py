@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-#: Which operands the kernel packs into contiguous micro-panels before it multiplies.
-PACKINGS = ("ab", "a", "b", "none")
+#: The five steps in which the paper builds its generator, and so do we: each adds one idea to the one before.
+STEPS = ("basic", "blocked", "packed", "microkernel", "optimised")
+
+#: Fine-grain optimisations (the paper's part P6) that can be left out to see what each is worth.
+SWITCHES = ("vector-packing", "unroll", "prefetch")
 
 
 @dataclass(frozen=True)
 class KernelSpec:
     """What is compiled. Sizes, strides, block sizes and the number of tasks are arguments of the kernel.
 
-    ``dtype``: element type of A, B and C. ``isa``: a name of ``family.isa.ISAS``. ``op``: ``"matmul"`` writes
-    C = A.B and never reads C; ``"gemm"`` computes C = alpha.A.B + beta.C. ``variant``: a name of
-    ``family.variants.VARIANTS``. ``mr``, ``nr``: the micro-tile in elements. ``packing``: one of ``PACKINGS``; an
-    operand B that is not packed must have unit column stride, every other operand any strides. ``parallel``: the
-    outer loop whose iterations are shared out to tasks, or ``""``.
+    ``dtype``: element type of A, B and C. ``isa``: a name of ``family.isa.ISAS``. ``variant``: a name of
+    ``family.variants.VARIANTS``. ``mr``, ``nr``, ``kr``: the micro-tile in elements; the one that is not a dimension of
+    the resident operand is 0. ``op``: ``"matmul"`` writes C = A.B and never reads C; ``"gemm"`` computes
+    C = alpha.A.B + beta.C. ``packing``: which operands are packed, one of the variant's ``packings``; a B that a
+    resident-C kernel reads in place must have unit column stride, and so must a C that is not packed by a variant that
+    packs it. ``parallel``: the outer loop whose iterations are shared out to tasks, or ``""``. ``step``: one of
+    ``STEPS``. ``without``: those of ``SWITCHES`` that are left out.
     """
 
     dtype: str
@@ -24,14 +29,29 @@ class KernelSpec:
     variant: str
     mr: int
     nr: int
+    kr: int = 0
     op: str = "matmul"
     packing: str = "ab"
     parallel: str = ""
+    step: str = "optimised"
+    without: tuple[str, ...] = ()
+
+    @property
+    def tile(self) -> str:
+        """The micro-tile of the resident operand, rows x columns: ``14x32``."""
+        return "x".join(str(size) for size in self.tile_sizes)
+
+    @property
+    def tile_sizes(self) -> tuple[int, int]:
+        """Rows and columns of the resident operand's micro-tile."""
+        return {"C": (self.mr, self.nr), "A": (self.mr, self.kr), "B": (self.kr, self.nr)}[self.variant[4]]
 
     @property
     def name(self) -> str:
         """Readable, safe in a file name, unique per spec: ``matmul-float32-B3A2C0-14x32-ab-ic-x86-64-v4``."""
-        parts = (self.op, self.dtype, self.variant, f"{self.mr}x{self.nr}", self.packing, self.parallel or "serial")
+        parts = [self.op, self.dtype, self.variant, self.tile, self.packing, self.parallel or "serial"]
+        parts += [self.step] if self.step != STEPS[-1] else []
+        parts += [f"no-{switch}" for switch in self.without]
         return "-".join((*parts, self.isa))
 
     @property
@@ -40,10 +60,10 @@ class KernelSpec:
         return "tvmgemm_" + self.name.replace("-", "_")
 
     def to_dict(self) -> dict:
-        """The fields as JSON-ready values, in a fixed order."""
+        """The fields as plain values, in a fixed order."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, fields: dict) -> KernelSpec:
         """The inverse of ``to_dict``; TypeError for unknown or missing fields."""
-        return cls(**fields)
+        return cls(**{**fields, "without": tuple(fields.get("without", ()))})

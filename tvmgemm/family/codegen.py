@@ -6,6 +6,7 @@ Imported only where kernels are built; a user's process never does.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import tvm
@@ -13,32 +14,35 @@ from tvm import tirx
 
 from ..spec import KernelSpec
 from .generator import generate
-from .isa import ISAS
+from .targets import TARGETS, Target
 
-
-#: What follows the architecture in a target triple. (TVM's own default names another vendor's toolchain.)
+#: What follows the architecture in the triple of kernels that are built to run here, where it is not Linux's.
 _SYSTEMS = {"darwin": "apple-darwin"}
 
 
-def target_of(isa_name: str) -> tvm.target.Target:
-    """TVM's target for an instruction set of ``isa.ISAS`` on this operating system."""
-    isa = ISAS[isa_name]
-    options = {key: list(value) if isinstance(value, tuple) else value for key, value in isa.target}
-    triple = f"{isa.arch}-{_SYSTEMS.get(sys.platform, 'unknown-linux-gnu')}"
-    target = tvm.target.Target({"kind": "llvm", "mtriple": triple, **options})
-    return target.with_host(target)
+def _own_target(spec: KernelSpec) -> Target:
+    """The level that ``spec`` is for, on this operating system."""
+    target = TARGETS[spec.isa]
+    return replace(target, system=_SYSTEMS.get(sys.platform, target.system))
 
 
-def compile_module(spec: KernelSpec):
-    """The compiled module of ``spec`` for its instruction set.
+def _llvm(target: Target) -> tvm.target.Target:
+    """TVM's object for ``target``. (TVM's own default triple names another vendor's toolchain.)"""
+    options = {key: list(value) if isinstance(value, tuple) else value for key, value in target.options}
+    llvm = tvm.target.Target({"kind": "llvm", "mtriple": target.triple, **options})
+    return llvm.with_host(llvm)
+
+
+def compile_module(spec: KernelSpec, target: Target | None = None):
+    """The compiled module of ``spec`` for its instruction set, or for a ``target`` that has it.
 
     Not ``tvm.compile``: the generator writes what the end of TVM's pipeline looks like (flat buffers, native vectors,
     no intrinsics to lower), so one pass is left to run. The standard pipeline takes ten times as long on a kernel and
     rewrites its vector indices into forms that become scalar code.
     """
-    target = target_of(spec.isa)
-    passes = [tirx.transform.BindTarget(target), tirx.transform.LowerTVMBuiltin()]
-    return tvm.get_global_func("target.build.llvm")(tvm.ir.transform.Sequential(passes)(generate(spec)), target)
+    llvm = _llvm(target or _own_target(spec))
+    passes = [tirx.transform.BindTarget(llvm), tirx.transform.LowerTVMBuiltin()]
+    return tvm.get_global_func("target.build.llvm")(tvm.ir.transform.Sequential(passes)(generate(spec)), llvm)
 
 
 def compile_object(spec: KernelSpec, object_path: str | Path) -> None:
@@ -46,6 +50,16 @@ def compile_object(spec: KernelSpec, object_path: str | Path) -> None:
     compile_module(spec).write_to_file(str(object_path), "o")
 
 
-def assembly(spec: KernelSpec) -> str:
+def assembly(spec: KernelSpec, target: Target | None = None) -> str:
     """The assembly of ``spec`` as LLVM emits it."""
-    return compile_module(spec).inspect_source("s")
+    return compile_module(spec, target).inspect_source("s")
+
+
+def llvm_ir(spec: KernelSpec, target: Target | None = None) -> str:
+    """LLVM's intermediate code of ``spec``, optimised."""
+    return compile_module(spec, target).inspect_source("ll")
+
+
+def script(spec: KernelSpec) -> str:
+    """What the generator wrote, as TVMScript."""
+    return generate(spec).script()

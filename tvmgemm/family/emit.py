@@ -7,6 +7,7 @@ that is many times slower.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from copy import copy
 
 import tvm
 from tvm import tirx
@@ -31,6 +32,13 @@ def let(name: str, value):
     var = T.bind(value)
     IRBuilder.name(name, var)
     return var
+
+
+#: An identity that LLVM cannot see through and that costs nothing: no instruction, the result is where the argument was.
+_KEPT = (
+    "define linkonce_odr hidden i64 @tvmgemm_kept(i64 %x) alwaysinline nounwind "
+    '{ %r = call i64 asm "", "=r,0"(i64 %x) ret i64 %r }'
+)
 
 
 @contextmanager
@@ -133,6 +141,16 @@ class Vectors:
         """Every lane holds ``value`` (a Python number or a scalar expression)."""
         return T.broadcast(self.scalar(value) if isinstance(value, float) else value, self.lanes)
 
+    def multiply_add(self, a, b, c):
+        """a * b + c of vectors or of scalars, rounded once if the instruction set can do that.
+
+        Asked for, because what LLVM makes of a product and a sum differs: on Arm it fuses them in one place and not in
+        another, and of a sum of two products now the one and now the other.
+        """
+        scalar = str(c.ty) == self.dtype
+        llvm = f"f{8 * self.itemsize}" if scalar else self._llvm
+        return T.call_llvm_intrin(self.dtype if scalar else self.type, f"llvm.fmuladd.{llvm}", a, b, c)
+
     def mask(self, name: str, limit):
         """Lanes below ``limit`` (may be negative or beyond the width); 32-bit, so one compare fills it.
 
@@ -141,10 +159,10 @@ class Vectors:
         limit = let(name, tirx.Cast("int32", minimum(maximum(limit, const(0)), const(self.lanes))))
         return T.ramp(tirx.const(0, "int32"), tirx.const(1, "int32"), self.lanes) < T.broadcast(limit, self.lanes)
 
-    def masked_load(self, address, mask):
-        """Load; memory outside the mask is not touched, those lanes hold a quiet NaN."""
+    def masked_load(self, address, mask, otherwise: float = float("nan")):
+        """Load; memory outside the mask is not touched, those lanes hold ``otherwise``."""
         return T.call_llvm_intrin(
-            self.type, f"llvm.masked.load.{self._llvm}.p0", address, mask, self.splat(float("nan"))
+            self.type, f"llvm.masked.load.{self._llvm}.p0", address, mask, self.splat(otherwise)
         )
 
     def masked_store(self, value, address, mask) -> None:
@@ -219,6 +237,19 @@ class View:
         self._strides = strides
         self._offset = offset
 
+    def kept(self) -> View:
+        """The same memory, its strides in registers from here on.
+
+        LLVM leaves strides that many loops use on the stack and loads them again in the innermost one, with registers to
+        spare; what is new to it right before that loop stays in a register there.
+        """
+        view = copy(self)
+        view._strides = tuple(
+            stride if isinstance(stride, int) else let("stride", T.call_extern(INDEX, "tvmgemm_kept", stride))
+            for stride in self._strides
+        )
+        return view
+
     def _flat(self, indices):
         terms = [] if self._offset is None else [self._offset]
         for index, stride in zip(indices, self._strides, strict=True):
@@ -263,6 +294,11 @@ def function(symbol: str):
             T.func_ret(tvm.ir.PrimType("int32"))
             yield builder
             T.Return(tirx.const(0, "int32"))
+
+
+def body():
+    """The context of all that follows the arguments of a function: it brings the definitions that ``View.kept`` calls."""
+    return T.attr(tirx.const(0, "int32"), "pragma_import_llvm", _KEPT)
 
 
 def argument(name: str, dtype: str):

@@ -1,4 +1,4 @@
-"""Instruction sets a kernel can be generated for, narrow to wide, as one table.
+"""Instruction sets a kernel can be generated for, narrow to wide, as tables.
 
 A kernel is keyed by the *level*, not by the model of the CPU it was built on: two machines of one level share it, and
 a CPU that lost a feature (a hypervisor, an older node of a cluster) never loads code that it cannot execute.
@@ -45,3 +45,19 @@ ISAS: dict[str, Isa] = {isa.name: isa for isa in (
     Isa("armv8-neon", "aarch64", frozenset({"asimd"}),       16,  32, True,  False, (("mattr", ("+neon",)),)),
 )}
 # fmt: on
+
+# fmt: off
+#: Instruction sets that code is only emitted for, to be read or built elsewhere: no host has them, no kernel is stored.
+EMITTED_ISAS: dict[str, Isa] = {isa.name: isa for isa in (
+    #   name         arch           requires     bytes regs  fma   masks  target
+    # Alignment is always that of an element, which plain +v allows; but LLVM has to be told of each masked access.
+    Isa("riscv64-v", "riscv64",     frozenset(),    16,  32, True, True,
+        (("mattr", ("+m", "+a", "+f", "+d", "+c", "+v", "+unaligned-vector-mem")), ("mabi", "lp64d"))),
+    Isa("power9",    "powerpc64le", frozenset(),    16,  64, True, False, (("mcpu", "pwr9"), ("vector-width", 128))),
+)}
+# fmt: on
+
+
+def isa_of(name: str) -> Isa:
+    """The instruction set of that name, from either table."""
+    return ISAS[name] if name in ISAS else EMITTED_ISAS[name]

@@ -3,8 +3,9 @@
 A micro-panel is ``width`` elements of the operand's own dimension (rows of A, columns of B) by kc, stored k after k:
 ``panel(p, e)``. A in panels of mr rows and B in panels of nr columns are the same routine with strides exchanged.
 
-The last panel may be wider than what is left of the operand. Its surplus lanes hold a copy of the last real element or
-a quiet NaN: neither can set a floating-point flag that the real lanes do not set.
+The last panel may be wider than what is left of the operand. Panels cut up m or n: then its surplus lanes hold a copy
+of the last real element or a quiet NaN, neither of which can set a floating-point flag that the real lanes do not set,
+and nobody reads what becomes of them. Panels cut up k: then they are part of every sum and hold zeros.
 """
 
 from __future__ import annotations
@@ -38,22 +39,38 @@ def slack(width: int, lanes: int) -> int:
 
 
 def pack_panels(
-    vectors: emit.Vectors, isa: Isa, panels: emit.View, operand: Operand, *, width: int, first, e0, extent, count, p0, kb
+    vectors: emit.Vectors,
+    isa: Isa,
+    panels: emit.View,
+    operand: Operand,
+    *,
+    width: int,
+    first,
+    e0,
+    extent,
+    count,
+    p0,
+    kb,
+    zero_padded: bool = False,
+    vectorised: bool = True,
 ) -> None:
     """Pack ``count`` micro-panels, starting with panel ``first`` of the block.
 
     ``panels(panel, p, e)`` is the destination; the block starts at element ``e0`` and index ``p0`` of the operand,
-    has ``extent`` elements and ``kb`` steps along k.
+    has ``extent`` elements and ``kb`` steps along the panels. ``zero_padded``: surplus lanes hold 0.
     """
     with loop("panel", count, first) as panel:
         base = let("base", e0 + panel * const(width))
         valid = let("valid", extent - panel * const(width))
-        job = _Panel(vectors, isa, panels, operand, width, panel, base, valid, p0, kb)
-        emit.branch(
-            operand.stride_e == const(1),
-            job.copy,
-            lambda: emit.branch(operand.stride_k == const(1), job.transpose, job.gather),
-        )
+        job = _Panel(vectors, isa, panels, operand, width, panel, base, valid, p0, kb, zero_padded)
+        if not vectorised:
+            job.gather()
+        else:
+            emit.branch(
+                operand.stride_e == const(1),
+                job.copy,
+                lambda: emit.branch(operand.stride_k == const(1), job.transpose, job.gather),
+            )
 
 
 @dataclass(frozen=True)
@@ -70,6 +87,7 @@ class _Panel:
     valid: Any
     p0: Any
     kb: Any
+    zero_padded: bool
 
     def _at(self, e):
         """Index of element e of this panel; past the edge, that of the last real element."""
@@ -79,7 +97,13 @@ class _Panel:
         """Element by element, for operands with no unit stride and for the rest of ``transpose``."""
         start = const(0) if start is None else start
         with loop("p", self.kb - start, start) as p, loop("e", const(self.width)) as e:
-            self.panels.set(self.operand.any.get(self._at(e), self.p0 + p), self.panel, p, e)
+            self.panels.set(self._padded(e, self.operand.any.get(self._at(e), self.p0 + p)), self.panel, p, e)
+
+    def _padded(self, e, value, splat=lambda x: x):
+        """``value``, or 0 past the edge if that is what surplus lanes must hold."""
+        if not self.zero_padded:
+            return value
+        return emit.tirx.Select(e < self.valid, value, splat(self.vectors.scalar(0.0)))
 
     def copy(self) -> None:
         """The operand's own dimension has unit stride: rows of the panel are contiguous in the source."""
@@ -108,7 +132,7 @@ class _Panel:
         with loop("p", self.kb) as p:
             for c, mask in zip(chunks, masks):
                 source = self.operand.unit_e.address(self.p0 + p, self.base + const(c))
-                value = self.vectors.masked_load(source, mask)
+                value = self.vectors.masked_load(source, mask, 0.0 if self.zero_padded else float("nan"))
                 # Past the panel's own width this writes the next row, which is packed after this one.
                 self.panels.set_vector(value, lanes, self.panel, p, const(c))
 
@@ -134,8 +158,9 @@ class _Panel:
         self.gather(blocks * const(lanes))
 
     def _row(self, e: int, p):
-        e = self._at(min(e, self.width - 1))
-        return emit.T.bind(self.operand.unit_k.get_vector(self.vectors.lanes, e, self.p0 + p))
+        e = min(e, self.width - 1)
+        value = self.operand.unit_k.get_vector(self.vectors.lanes, self._at(e), self.p0 + p)
+        return emit.T.bind(self._padded(const(e), value, self.vectors.splat))
 
     def _store_rows(self, p, groups) -> None:
         for step in range(self.vectors.lanes):

@@ -1,50 +1,71 @@
-"""Micro-tiles mr x nr per instruction set and dtype, as data, and the count of registers that one needs.
+"""Micro-tiles per instruction set, dtype and resident operand, as data, and the count of registers that one needs.
 
-The rule (Low et al., "Analytical Modeling Is Enough for High-Performance BLIS", ACM TOMS 43(2), 2016): the mr.nr
-accumulators must hide the latency of the FMA and leave room for one row of B and a broadcast element of A;
-near-square tiles need the fewest loads per FMA.
+The rule (Low et al., "Analytical Modeling Is Enough for High-Performance BLIS", ACM TOMS 43(2), 2016): the FMAs in
+flight must hide their latency and the tile must leave room for what streams past it; near-square tiles need the fewest
+loads per FMA. A tile is rows x columns of the resident operand: mr x nr of C, mr x kr of A, kr x nr of B.
 """
 
 from __future__ import annotations
 
-from .isa import ISAS, Isa
+from .isa import Isa, isa_of
 
 # fmt: off
-#: (ISA, dtype) -> tiles; the first is the default of packed kernels, the second that of unpacked ones.
-TILES: dict[tuple[str, str], tuple[tuple[int, int], ...]] = {
-    #                             packed    unpacked
-    ("x86-64-v2",  "float32"): ((6, 8),   (6, 8)),
-    ("x86-64-v2",  "float64"): ((6, 4),   (6, 4)),
-    ("x86-64-v3",  "float32"): ((6, 16),  (6, 16)),
-    ("x86-64-v3",  "float64"): ((6, 8),   (6, 8)),
-    ("x86-64-v4",  "float32"): ((14, 32), (8, 32)),
-    ("x86-64-v4",  "float64"): ((14, 16), (8, 16)),
-    ("armv8-neon", "float32"): ((8, 12),  (8, 12)),
-    ("armv8-neon", "float64"): ((8, 6),   (8, 6)),
+#: (ISA, dtype) -> resident operand -> tiles; any of them can be forced. The first is the default. For C the first is
+#: that of packed kernels, the second (often the same) that of kernels that read B in place, the third that of a C no
+#: wider than a vector.
+TILES: dict[tuple[str, str], dict[str, tuple[tuple[int, int], ...]]] = {
+    #                              C: packed, in place, narrow, others                 A               B
+    ("x86-64-v2",  "float32"): {"C": ((6, 8),   (4, 8),  (12, 4), (4, 8)),      "A": ((8, 5),),   "B": ((5, 8),)},
+    ("x86-64-v2",  "float64"): {"C": ((6, 4),   (4, 4),  (12, 2), (4, 4)),      "A": ((4, 5),),   "B": ((5, 4),)},
+    ("x86-64-v3",  "float32"): {"C": ((6, 16),  (4, 24), (12, 8), (4, 16)),     "A": ((16, 6),),  "B": ((6, 16), (4, 24))},
+    ("x86-64-v3",  "float64"): {"C": ((6, 8),   (4, 12), (12, 4), (4, 8)),      "A": ((8, 6),),   "B": ((6, 8), (4, 12))},
+    ("x86-64-v4",  "float32"): {"C": ((8, 48),  (8, 48), (14, 16), (8, 32), (6, 64), (14, 32)),
+                                "A": ((32, 14), (64, 6)),                       "B": ((6, 64), (14, 32))},
+    ("x86-64-v4",  "float64"): {"C": ((8, 24),  (8, 24), (14, 8),  (8, 16), (6, 32), (14, 16)),
+                                "A": ((16, 14), (32, 6)),                       "B": ((6, 32), (14, 16))},
+    ("armv8-neon", "float32"): {"C": ((8, 12),  (8, 8),  (16, 4), (8, 8), (6, 16)), "A": ((8, 12),), "B": ((12, 8),)},
+    ("armv8-neon", "float64"): {"C": ((8, 6),   (8, 4),  (16, 2), (8, 4), (6, 8)),  "A": ((4, 12),),  "B": ((12, 4),)},
+}
+
+#: The same for the instruction sets of ``isa.EMITTED_ISAS``.
+EMITTED_TILES: dict[tuple[str, str], dict[str, tuple[tuple[int, int], ...]]] = {
+    ("riscv64-v",  "float32"): {"C": ((8, 12),  (8, 8),  (16, 4)),              "A": ((8, 12),),  "B": ((12, 8),)},
+    ("riscv64-v",  "float64"): {"C": ((8, 6),   (8, 4),  (16, 2)),              "A": ((4, 12),),  "B": ((12, 4),)},
+    ("power9",     "float32"): {"C": ((8, 16),  (8, 8),  (16, 4)),              "A": ((16, 8),),  "B": ((8, 16),)},
+    ("power9",     "float64"): {"C": ((8, 8),   (8, 4),  (16, 2)),              "A": ((8, 8),),   "B": ((8, 8),)},
 }
 # fmt: on
 
 
-def registers_needed(mr: int, nr: int, isa: Isa, itemsize: int) -> int:
-    """Vector registers that a resident-C micro-kernel of mr x nr keeps busy in its inner loop.
+def tiles_of(isa_name: str, dtype: str) -> dict[str, tuple[tuple[int, int], ...]]:
+    """Resident operand -> tiles, from either table."""
+    return (TILES if (isa_name, dtype) in TILES else EMITTED_TILES)[isa_name, dtype]
 
-    mr.nr/lanes accumulators, nr/lanes vectors of B, one broadcast of A, and without FMA one product.
+
+def registers_needed(rows: int, columns: int, isa: Isa, itemsize: int, resident: str = "C") -> int:
+    """Vector registers that a micro-kernel with this resident tile keeps busy in its inner loop.
+
+    C: mr.nr/lanes accumulators, nr/lanes vectors of B and one broadcast of A. A (and B): the tile, mr/lanes (nr/lanes)
+    vectors of C and one broadcast. Without FMA one product more.
     """
-    vectors = -(-nr // isa.lanes(itemsize))
-    return mr * vectors + vectors + 1 + (not isa.fma)
+    along, across = (rows, columns) if resident == "A" else (columns, rows)
+    vectors = -(-along // isa.lanes(itemsize))
+    return across * vectors + vectors + 1 + (not isa.fma)
 
 
-def check_tile(mr: int, nr: int, isa_name: str, itemsize: int) -> None:
+def check_tile(rows: int, columns: int, isa_name: str, itemsize: int, resident: str = "C") -> None:
     """Raise ValueError, with the count of registers, for a tile that this instruction set cannot hold."""
-    isa = ISAS[isa_name]
+    isa = isa_of(isa_name)
     lanes = isa.lanes(itemsize)
-    if mr < 1 or nr < 1 or nr % lanes:
+    along, side = (rows, "rows") if resident == "A" else (columns, "columns")
+    if rows < 1 or columns < 1 or along % lanes:
         raise ValueError(
-            f"micro-kernel {mr}x{nr}: mr must be positive and nr a multiple of {lanes}, the lanes of {isa.name}"
+            f"micro-kernel {rows}x{columns} with resident {resident}: both must be positive and the {side} a multiple "
+            f"of {lanes}, the lanes of {isa.name}"
         )
-    needed = registers_needed(mr, nr, isa, itemsize)
+    needed = registers_needed(rows, columns, isa, itemsize, resident)
     if needed > isa.vector_registers:
         raise ValueError(
-            f"micro-kernel {mr}x{nr} needs {needed} vector registers, {isa.name} has {isa.vector_registers}; "
-            f"choose a smaller tile"
+            f"micro-kernel {rows}x{columns} with resident {resident} needs {needed} vector registers, {isa.name} has "
+            f"{isa.vector_registers}; choose a smaller tile"
         )

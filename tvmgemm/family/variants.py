@@ -12,19 +12,31 @@ from dataclasses import dataclass
 #: The dimension of the problem that each loop runs over, outer (cache blocks) and inner (micro-tiles).
 LOOP_DIMENSION = {"ic": "m", "jc": "n", "pc": "k", "ir": "m", "jr": "n", "pr": "k"}
 
+#: The dimensions of each operand, rows first.
+OPERAND_DIMENSIONS = {"A": ("m", "k"), "B": ("k", "n"), "C": ("m", "n")}
+
+#: resident operand -> operand -> (dimension that micro-panels cut up, dimension that runs along a panel). The resident
+#: operand's own row says how its micro-tile is laid out while it is loaded into registers.
+PANELS = {
+    "C": {"A": ("m", "k"), "B": ("n", "k")},
+    "A": {"B": ("k", "n"), "C": ("m", "n"), "A": ("m", "k")},
+    "B": {"A": ("k", "m"), "C": ("n", "m"), "B": ("n", "k")},
+}
+
 
 @dataclass(frozen=True)
 class Variant:
     """One member of the family.
 
     ``outer``: the cache-block loops, outermost first. ``packed``: (operand, loop) in the order in which they happen;
-    the operand's block is packed inside that loop, before the next one starts. ``inner``: the loops over micro-tiles.
-    ``resident``: the operand whose micro-tile rests in registers while the micro-kernel runs.
+    the operand's block is packed inside that loop, before the next one starts (C: cleared there, brought back when
+    the inner loops are done). ``inner``: the loops over micro-tiles. ``resident``: the operand whose micro-tile rests
+    in registers while the micro-kernel runs.
     """
 
     name: str
     outer: tuple[str, str, str]
-    packed: tuple[tuple[str, str], ...]
+    packed: tuple[tuple[str, str], tuple[str, str]]
     inner: tuple[str, str]
     resident: str
 
@@ -36,10 +48,38 @@ class Variant:
         """
         return tuple(loop for loop in self.outer if loop != "pc")
 
+    @property
+    def packable(self) -> str:
+        """The operands that it packs, as in a spec's ``packing``: ``"ab"``, ``"bc"`` or ``"ac"``."""
+        return "".join(sorted(operand.lower() for operand, _ in self.packed))
+
+    @property
+    def packings(self) -> tuple[str, ...]:
+        """The choices of what is packed. Resident A moves down columns of C, whose rows are what is contiguous: there C
+        is always packed."""
+        both, (first, second) = self.packable, self.packable
+        choices = (both, first, second, "none")
+        return tuple(c for c in choices if self.resident != "A" or "c" in c)
+
+    @property
+    def stream(self) -> str:
+        """The dimension that the micro-kernel loops over."""
+        return {"C": "k", "A": "n", "B": "m"}[self.resident]
+
+    @property
+    def tile_dimensions(self) -> tuple[str, str]:
+        """The dimensions of the micro-tile, rows first."""
+        return OPERAND_DIMENSIONS[self.resident]
+
 
 # fmt: off
 VARIANTS: dict[str, Variant] = {variant.name: variant for variant in (
     #       name      outer loops         packed in                     inner         resident
     Variant("B3A2C0", ("jc", "pc", "ic"), (("B", "pc"), ("A", "ic")),   ("jr", "ir"), "C"),
+    Variant("A3B2C0", ("ic", "pc", "jc"), (("A", "pc"), ("B", "jc")),   ("ir", "jr"), "C"),
+    Variant("B3C2A0", ("jc", "pc", "ic"), (("B", "pc"), ("C", "ic")),   ("pr", "ir"), "A"),
+    Variant("A3C2B0", ("ic", "pc", "jc"), (("A", "pc"), ("C", "jc")),   ("pr", "jr"), "B"),
+    Variant("C3B2A0", ("jc", "ic", "pc"), (("C", "ic"), ("B", "pc")),   ("pr", "ir"), "A"),
+    Variant("C3A2B0", ("ic", "jc", "pc"), (("C", "jc"), ("A", "pc")),   ("pr", "jr"), "B"),
 )}
 # fmt: on

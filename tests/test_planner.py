@@ -1,0 +1,336 @@
+"""The planner: tables of decisions for machines that are not here, and what must hold for every problem."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvmgemm import planner
+from tvmgemm.family.isa import ISAS
+from tvmgemm.family.tiles import TILES
+from tvmgemm.family.validity import check, unsuitable
+from tvmgemm.family.variants import VARIANTS
+from tvmgemm.host import Cache, Host
+from tvmgemm.planner import DEFAULT_VARIANT as FORCED
+from tvmgemm.planner import Box, Plan, companions, plan
+from tvmgemm.problem import DTYPES, LAYOUT_NAMES, OPS, Problem
+from tvmgemm.settings import Options
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def caches(l1, l2, l3=None):
+    """(bytes, ways) of each level."""
+    return tuple(Cache(level, *size) for level, size in enumerate((l1, l2, l3), 1) if size)
+
+
+def with_isa(name, *levels, cores):
+    return Host(ISAS[name].arch, ISAS[name].requires, caches(*levels) if levels else (), cores)
+
+
+# fmt: off
+HOSTS = {
+    "server":     with_isa("x86-64-v4", (48 * KIB, 12), (2 * MIB, 16), (105 * MIB, 15), cores=56),
+    "desktop":    with_isa("x86-64-v4", (32 * KIB, 8), (1 * MIB, 8), (32 * MIB, 16), cores=8),
+    "laptop":     with_isa("x86-64-v3", (32 * KIB, 8), (256 * KIB, 4), (8 * MIB, 16), cores=4),
+    "old":        with_isa("x86-64-v2", (32 * KIB, 8), (256 * KIB, 8), (4 * MIB, 16), cores=2),
+    "one core":   with_isa("x86-64-v3", (32 * KIB, 8), (1 * MIB, 16), (16 * MIB, 16), cores=1),
+    "secretive":  with_isa("x86-64-v3", cores=2),
+    "board":      with_isa("armv8-neon", (64 * KIB, 4), (1 * MIB, 8), cores=4),
+    "too old":    Host("x86_64", frozenset({"sse2"}), (), 2),
+    "unknown":    Host("riscv64", frozenset(), (), 4),
+}
+
+NUMPY = None
+ROW, COL, GAPS = LAYOUT_NAMES
+SYMMETRIC = {"b_layout": COL, "symmetric": True}
+GOTO = FORCED
+V2, V3, V4, NEON = "x86-64-v2", "x86-64-v3", "x86-64-v4", "armv8-neon"
+
+#    host         options               m      n     k     more of the problem     ISA, variant, packing, loop, tasks
+DECISIONS = [
+    ("server",    {},                   4,     4,    4,    {},                     (V4, GOTO, "none", "", 1)),
+    ("server",    {},                   64,    64,   64,   {},                     (V4, GOTO, "none", "", 1)),
+    ("server",    {"num_threads": 1},   1000,  1000, 1000, {},                     (V4, GOTO, "ab", "", 1)),
+    ("server",    {"num_threads": 8},   2000,  2000, 2000, {},                     (V4, GOTO, "ab", "ic", 8)),
+    ("server",    {"num_threads": 8},   30,    9000, 2000, {},                     (V4, "C3A2B0", "ac", "jc", 8)),
+    ("server",    {"num_threads": 8},   12544, 64,   147,  {},                     (V4, GOTO, "b", "ic", 8)),
+    ("server",    {"num_threads": 8},   20,    20,   9000, {},                     (V4, GOTO, "none", "", 1)),
+    ("server",    {},                   64,    64,   64,   {"b_layout": COL},      (V4, GOTO, "b", "", 1)),
+    ("server",    {},                   64,    64,   64,   {"b_layout": GAPS},     (V4, GOTO, "b", "", 1)),
+    ("server",    {},                   64,    64,   64,   {"a_layout": COL},      (V4, GOTO, "none", "", 1)),
+    ("server",    {},                   1,     500,  500,  {},                     NUMPY),
+    ("server",    {},                   500,   1,    500,  {},                     NUMPY),
+    ("server",    {},                   1,     1,    500,  {},                     NUMPY),
+    ("server",    {},                   1,     500,  500,  {"op": "gemm"},         (V4, GOTO, "none", "", 1)),
+    ("server",    {"variant": FORCED},  1,     500,  500,  {},                     (V4, GOTO, "none", "", 1)),
+    ("server",    {"variant": FORCED},  500,   1,    500,  {},                     (V4, GOTO, "none", "", 1)),
+    ("server",    {},                   500,   500,  300,  SYMMETRIC,              NUMPY),
+    ("server",    {},                   8,     8,    8,    SYMMETRIC,              (V4, GOTO, "b", "", 1)),
+    ("server",    {"variant": FORCED, "num_threads": 1},
+                                        500,   500,  300,  SYMMETRIC,              (V4, GOTO, "b", "", 1)),
+    ("server",    {"max_isa": V3},      64,    64,   64,   {},                     (V3, GOTO, "none", "", 1)),
+    ("server",    {"max_isa": V2},      64,    64,   64,   {},                     (V2, GOTO, "none", "", 1)),
+    ("server",    {"max_isa": NEON},    64,    64,   64,   {},                     (V4, GOTO, "none", "", 1)),
+    ("server",    {"variant": "numpy"}, 64,    64,   64,   {},                     NUMPY),
+    ("server",    {"variant": "numpy"}, 64,    64,   64,   {"op": "gemm"},         NUMPY),
+    ("laptop",    {},                   32,    32,   32,   {},                     (V3, GOTO, "none", "", 1)),
+    ("laptop",    {"max_isa": V4},      32,    32,   32,   {},                     (V3, GOTO, "none", "", 1)),
+    ("laptop",    {"num_threads": 4},   2000,  2000, 2000, {},                     (V3, GOTO, "ab", "ic", 4)),
+    ("old",       {"num_threads": 2},   2000,  2000, 2000, {"dtype": "float64"},   (V2, GOTO, "ab", "ic", 2)),
+    ("secretive", {"num_threads": 2},   2000,  2000, 2000, {},                     (V3, GOTO, "ab", "ic", 2)),
+    ("board",     {"num_threads": 4},   2000,  2000, 2000, {},                     (NEON, GOTO, "ab", "ic", 4)),
+    # Members of the family by shape, on a CPU whose L2 holds 512 x 512 floats.
+    ("desktop",   {"num_threads": 1},   2000,  2000, 8,    {},                     (V4, "A3B2C0", "ab", "", 1)),
+    ("desktop",   {"num_threads": 1},   8,     2000, 2000, {},                     (V4, "C3A2B0", "ac", "", 1)),
+    ("desktop",   {"num_threads": 1},   10000, 64,   64,   {},                     (V4, "A3B2C0", "b", "", 1)),
+    ("desktop",   {"num_threads": 1},   10000, 8,    500,  {},                     (V4, GOTO, "none", "", 1)),
+    ("desktop",   {"num_threads": 1},   200,   2000, 2000, {},                     (V4, "A3B2C0", "b", "", 1)),
+    ("desktop",   {"num_threads": 4},   200,   2000, 2000, {},                     (V4, GOTO, "b", "ic", 4)),
+    ("too old",   {},                   64,    64,   64,   {},                     NUMPY),
+    ("unknown",   {},                   64,    64,   64,   {},                     NUMPY),
+    ("unknown",   {"variant": FORCED},  64,    64,   64,   {},                     NUMPY),
+    # Without num_threads the cores of the host that is planned for count, not those of the one that plans.
+    ("server",    {},                   9000,  9000, 9000, {},                     (V4, GOTO, "ab", "ic", 56)),
+    ("desktop",   {},                   9000,  9000, 9000, {},                     (V4, GOTO, "ab", "ic", 8)),
+    ("one core",  {},                   9000,  9000, 9000, {},                     (V3, GOTO, "ab", "", 1)),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("host, options, m, n, k, more, expected", DECISIONS)
+def test_decisions(host, options, m, n, k, more, expected):
+    problem = Problem(**{"dtype": "float32", "m": m, "n": n, "k": k, **more})
+    planned = plan(problem, HOSTS[host], Options(**options))
+    assert planned.reason and planned.box.holds(problem)
+    if expected is NUMPY:
+        assert not planned.served and planned.spec is planned.blocks is None and planned.tasks == 1
+        return
+    spec = planned.spec
+    assert (spec.isa, spec.variant, spec.packing, spec.parallel, planned.tasks) == expected
+    assert (spec.dtype, spec.op) == (problem.dtype, problem.op)
+    assert spec.tile_sizes in TILES[spec.isa, spec.dtype][VARIANTS[spec.variant].resident]
+
+
+@pytest.mark.parametrize(
+    "host, options, words",
+    [
+        ("server", {"variant": "numpy"}, "TVMGEMM_VARIANT=numpy"),
+        ("unknown", {}, "riscv64"),
+        ("too old", {"max_isa": "x86-64-v3"}, "x86-64-v3"),
+    ],
+)
+def test_reasons_say_which_setting_or_machine(host, options, words):
+    assert words in plan(Problem("float32", 9, 9, 9), HOSTS[host], Options(**options)).reason
+
+
+# -- what holds for every problem
+
+sizes = st.one_of(
+    st.integers(0, 40), st.integers(0, 3000), st.integers(0, 2**40), st.sampled_from([2**31, 2**62])
+)
+problems = st.builds(
+    Problem,
+    dtype=st.sampled_from(sorted(DTYPES)),
+    m=sizes,
+    n=sizes,
+    k=sizes,
+    batch=st.one_of(st.integers(1, 9), st.integers(1, 2**40)),
+    op=st.sampled_from(OPS),
+    a_layout=st.sampled_from(LAYOUT_NAMES),
+    b_layout=st.sampled_from(LAYOUT_NAMES),
+    c_layout=st.sampled_from([ROW, GAPS]),
+    transposed=st.booleans(),
+    symmetric=st.booleans(),
+)
+hosts = st.one_of(
+    st.sampled_from(list(HOSTS.values())),
+    st.builds(
+        lambda isa, levels, cores: with_isa(isa, *levels, cores=cores),
+        st.sampled_from(sorted(ISAS)),
+        st.tuples(*[st.tuples(st.integers(0, 1 << 33), st.integers(1, 64))] * 3),
+        st.integers(1, 500),
+    ),
+)
+options = st.builds(
+    Options,
+    variant=st.sampled_from(["auto", "auto", "numpy", *VARIANTS]),
+    max_isa=st.sampled_from([None, *ISAS]),
+    num_threads=st.integers(1, 300),
+)
+
+
+def decision(planned: Plan) -> Plan:
+    """The plan without the box, which may be cut differently around another problem."""
+    return replace(planned, box=Box())
+
+
+@st.composite
+def inside(draw, box: Box, problem: Problem) -> Problem:
+    """Another problem of the same layouts inside ``box``: each number from the whole side, from its ends, or
+    the same.
+    """
+
+    def another(side: str) -> int:
+        low, high = (int(bound) for bound in getattr(box, side))
+        value = getattr(problem, side)
+        near = st.integers(max(low, value - 3), min(high, value + 3))
+        ends = st.sampled_from(sorted({low, min(high, low + 1), high, max(low, high - 1), value}))
+        return draw(st.one_of(near, ends, st.integers(low, high), st.integers(low, min(high, low + 5000))))
+
+    return replace(problem, **{side: another(side) for side in ("m", "n", "k", "batch")})
+
+
+@given(problem=problems, host=hosts, options=options, data=st.data())
+def test_every_problem_in_the_box_gets_the_same_plan(problem, host, options, data):
+    planned = plan(problem, host, options)
+    assert planned.box.holds(problem)
+    for _ in range(8):
+        other = data.draw(inside(planned.box, problem))
+        if planned.box.holds(other):  # the product of the numbers may still be outside
+            assert decision(plan(other, host, options)) == decision(planned)
+
+
+@given(problem=problems, host=hosts, options=options)
+def test_plan_is_a_function_of_its_arguments(problem, host, options):
+    first = plan(problem, host, options)
+    assert plan(replace(problem), replace(host), replace(options)) == first
+    if first.served:
+        spec = first.spec
+        assert (
+            first.blocks.mc % (spec.mr or 1) == first.blocks.nc % (spec.nr or 1) == 0
+            and min(first.blocks.mc, first.blocks.nc, first.blocks.kc) > 0
+        )
+        assert first.tasks == (options.num_threads if first.spec.parallel else 1)
+        assert not first.spec.parallel or first.spec.parallel in VARIANTS[first.spec.variant].parallel_loops
+        assert unsuitable(spec, problem) is None
+        check(spec)
+    else:
+        assert options.variant in ("auto", "numpy") or host.isa(options.max_isa) is None
+
+
+@given(problem=problems, host=hosts, options=options, layout=st.sampled_from(LAYOUT_NAMES), k=sizes)
+def test_one_kc_for_all_kernels_of_a_dtype(problem, host, options, layout, k):
+    """The order of summation must not depend on the shape, the layouts or the number of threads."""
+    one = plan(problem, host, options)
+    other = plan(replace(problem, b_layout=layout, k=k, op="gemm"), host, replace(options, num_threads=1))
+    if one.served and other.served:
+        assert one.blocks.kc == other.blocks.kc
+
+
+def test_numbers_beyond_32_and_53_bits():
+    """m n k overflows an int64 and is inexact as a float: still a plan, inside its own box."""
+    for m, n, k in [(2**31, 2**31, 2**31), (2**53 + 1, 1, 1), (2**62, 2**62, 2**62), (3, 2**61 + 1, 7)]:
+        problem = Problem("float64", m, n, k)
+        assert plan(problem, HOSTS["server"], Options(num_threads=4)).box.holds(problem)
+
+
+@pytest.mark.parametrize("b_layout", LAYOUT_NAMES)
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_few_boxes_cover_all_shapes(b_layout, symmetric):
+    """The native table holds 256 plans per dtype and operation: shapes must not need one each."""
+    host, options, seen = HOSTS["desktop"], Options(num_threads=8), []
+    sizes = [
+        0,
+        1,
+        2,
+        7,
+        8,
+        9,
+        13,
+        14,
+        15,
+        31,
+        32,
+        33,
+        90,
+        111,
+        112,
+        200,
+        255,
+        256,
+        257,
+        511,
+        512,
+        513,
+        1000,
+        4000,
+        10**6,
+    ]
+    for m in sizes:
+        for n in sizes:
+            for k in sizes:
+                problem = Problem("float32", m, n, k, b_layout=b_layout, symmetric=symmetric)
+                if not any(box.holds(problem) for box in seen):
+                    seen.append(plan(problem, host, options).box)
+    assert len(seen) <= 64
+
+
+def test_box():
+    box = Box(m=(3, 9))
+    assert [box.holds(Problem("float32", m, 5, 5)) for m in (2, 3, 9, 10)] == [False, True, True, False]
+    assert Box().without(box, Problem("float32", 2, 5, 5)).m == (0, 2)
+    assert Box().without(box, Problem("float32", 10, 5, 5)).m == (10, 2**62)
+    heavy = Box(work=(0.0, 100.0))
+    left = Box().without(heavy, Problem("float32", 10, 11, 1))
+    assert left.work == (math.nextafter(100.0, math.inf), math.inf)
+    assert left.holds(Problem("float32", 101, 1, 1)) and not left.holds(Problem("float32", 100, 1, 1))
+    with pytest.raises(ValueError, match="inside the box"):
+        Box().without(box, Problem("float32", 5, 5, 5))
+
+
+def test_companions_are_the_kernels_that_plans_need_next():
+    host = HOSTS["server"]
+    for threads in (1, 4):
+        settings = Options(num_threads=threads)
+        wanted = {plan(Problem("float32", m, m, m), host, settings).spec for m in (16, 64, 200, 1000, 4000)}
+        for spec in wanted:
+            following = companions(spec, host, settings)
+            assert len(wanted - {spec, *following}) <= 2, "most of what squares need comes in one build"
+            assert spec not in following and len(following) == len(set(following))
+            assert {(s.dtype, s.isa, s.op) for s in following} == {(spec.dtype, spec.isa, spec.op)}
+
+
+def test_names_of_kernels_are_unique():
+    specs = {
+        plan(Problem(dtype, m, n, k, op=op, b_layout=b), host, Options(num_threads=threads, max_isa=isa)).spec
+        for dtype in DTYPES
+        for op in OPS
+        for b in (ROW, COL)
+        for isa in (None, *ISAS)
+        for m, n, k in [(8, 8, 8), (1000, 1000, 1000), (20, 9000, 1000)]
+        for threads in (1, 4)
+        for host in HOSTS.values()
+    } - {None}
+    assert len({spec.name for spec in specs}) == len({spec.symbol for spec in specs}) == len(specs) > 40
+    for spec in specs:
+        assert type(spec).from_dict(spec.to_dict()) == spec and list(spec.to_dict()) == [
+            f.name for f in fields(spec)
+        ]
+
+
+def test_planning_touches_no_machine_and_no_compiler():
+    """plan() of another machine's host reads nothing of this one, and the planner imports no TVM."""
+    program = """if True:
+        import sys
+        from tvmgemm import planner, settings
+        from tvmgemm import host as host_module
+        def forbidden(*args): raise AssertionError("the planner asked for this machine")
+        host_module.host = host_module.read_features = host_module.read_caches = forbidden
+        from tvmgemm.problem import Problem
+        host = host_module.Host("aarch64", frozenset({"asimd"}), (), 6)
+        print(planner.plan(Problem("float32", 9000, 9000, 9000), host, settings.Options()).tasks)
+        assert "tvm" not in sys.modules and "tvmgemm.family.codegen" not in sys.modules
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["6"], done.stderr
+
+
+def test_default_variant_exists():
+    assert FORCED in VARIANTS and planner.PARALLEL_WORK > planner.SYMMETRIC_WORK > 0

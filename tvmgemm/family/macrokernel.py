@@ -1,0 +1,270 @@
+"""The macro-kernels: the loops over micro-tiles of the current blocks, and the micro-kernel inside them.
+
+``resident_c`` keeps a tile of C in registers and loops over k (``microkernel``); ``resident_operand`` keeps a tile of A
+or B and loops over columns or rows of C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from . import emit, microkernel
+from .emit import const, let, loop
+from .packed_c import partial_sums
+from .packing import pack_panels
+from .variants import LOOP_DIMENSION, PANELS
+from .workspace import CACHE_LINE
+
+if TYPE_CHECKING:
+    from .generator import Block, Generator
+
+__all__ = ["partial_sums", "resident_c", "resident_operand"]
+
+
+def resident_c(g: Generator, blocks: dict[str, Block], task) -> None:
+    """Every micro-tile of the current block of C: clear, multiply and add over the block of k, bring back."""
+    mr, nr = g.tile["m"], g.tile["n"]
+    outer, inner = g.variant.inner
+    with loop(outer, _tiles(g, outer, blocks)) as x, loop(inner, _tiles(g, inner, blocks)) as y:
+        at = {outer: x, inner: y}
+        i, j = at["ir"] * const(mr), at["jr"] * const(nr)
+        tile = microkernel.Tile(
+            vectors=g.vectors,
+            mr=mr,
+            nr=nr,
+            i0=let("i0", blocks["m"].start + i),
+            j0=let("j0", blocks["n"].start + j),
+            rows=let("rows", blocks["m"].size - i),
+            columns=let("columns", blocks["n"].size - j),
+            registers=microkernel.registers(g.vectors, mr, nr),
+        )
+        _by_width(tile, lambda tile: _tile_product(g, tile, at, blocks["k"], task))
+
+
+def _by_width(tile: microkernel.Tile, product: Callable[[microkernel.Tile], None]) -> None:
+    """``product`` of the tile; at the edge, of no more of its vectors than hold columns of the matrix."""
+    narrower = tile.nr - tile.vectors.lanes
+    if narrower == 0:
+        product(tile)
+        return
+    emit.branch(
+        tile.columns > const(narrower),
+        lambda: product(tile),
+        lambda: _by_width(replace(tile, nr=narrower), product),
+    )
+
+
+def _tile_product(g: Generator, tile: microkernel.Tile, at: dict[str, Any], along: Block, task) -> None:
+    """One micro-tile over the block of k, from clearing it to bringing it back."""
+    if g.packed and _prefetches(g):
+        _prefetch_c(g, tile)
+    microkernel.clear(tile)
+    _multiply_tile(g, tile, at, along)
+    scratch = g.memory.panels("Cs", task)
+    g.update(
+        along.start == const(0),
+        lambda update: microkernel.write_back(tile, g.c_any, g.c_rows, g.unit_columns, scratch, update),
+    )
+
+
+def _tiles(g: Generator, name: str, blocks: dict[str, Block]):
+    """Number of iterations of an inner loop."""
+    dimension = LOOP_DIMENSION[name]
+    return let(f"{name}_tiles", emit.ceil_div(blocks[dimension].size, const(g.tile[dimension])))
+
+
+def _prefetches(g: Generator) -> bool:
+    return "prefetch" not in g.spec.without
+
+
+def _prefetch_c(g: Generator, tile: microkernel.Tile) -> None:
+    """Ask for the tile of C while the micro-kernel runs: it comes from L3 or memory and is needed at the end."""
+    line = CACHE_LINE // g.itemsize
+    for i in range(tile.mr):
+        for c in range(0, tile.nr, line):
+            g.c_rows.prefetch(tile.i0 + const(i), tile.j0 + const(c))
+
+
+def _multiply_tile(g: Generator, tile: microkernel.Tile, at: dict[str, Any], along: Block) -> None:
+    """The micro-kernel; an operand that is not packed is read in place, clamped or masked at the edge."""
+    lanes = g.vectors.lanes
+
+    def a_at(full: bool, unit: bool):
+        if "A" in g.packed:
+            return lambda i, p: g.panels["A"].get(at["ir"], p, const(i))
+        source = g.sources["A"].unit_k if unit else g.sources["A"].any
+        source = source.kept() if full else source
+        last = None if full else tile.rows - const(1)
+        rows = [
+            let(f"row{i}", tile.i0 + (const(i) if full else emit.minimum(const(i), last))) for i in range(tile.mr)
+        ]
+        return lambda i, p: source.get(rows[i], along.start + p)
+
+    def b_at(full: bool):
+        if "B" in g.packed:
+            return lambda c, p: g.panels["B"].get_vector(lanes, at["jr"], p, const(c))
+        b = g.sources["B"].unit_e
+        if full:
+            b = b.kept()
+            return lambda c, p: b.get_vector(lanes, along.start + p, tile.j0 + const(c))
+        masks = dict(zip(tile.chunks(), tile.masks()))
+        return lambda c, p: g.vectors.masked_load(b.address(along.start + p, tile.j0 + const(c)), masks[c])
+
+    def ahead(p) -> None:
+        for c in range(0, tile.nr, CACHE_LINE // g.itemsize):
+            g.panels["B"].prefetch(at["jr"], p + const(microkernel.PREFETCH_ROWS), const(c))
+
+    def run(full: bool, unit: bool = False) -> None:
+        prefetched = "B" in g.packed and _prefetches(g)
+        unroll = 1 if "unroll" in g.spec.without else microkernel.UNROLL
+        microkernel.multiply_add(tile, along.size, a_at(full, unit), b_at(full), ahead if prefetched else None, unroll)
+
+    if {"A", "B"} <= set(g.packed):
+        run(True)
+    elif "A" in g.packed:
+        emit.branch(tile.full, lambda: run(True), lambda: run(False))
+    else:
+        # Rows of A with unit stride share one index; with any other, each row needs a register of its own.
+        unit = g.sources["A"].stride_k == const(1)
+        full = lambda: emit.branch(unit, lambda: run(True, True), lambda: run(True))  # noqa: E731
+        emit.branch(tile.full, full, lambda: run(False))
+
+
+def resident_operand(g: Generator, blocks: dict[str, Block], task) -> None:
+    """Every micro-tile of A (or B): load it, then add its product with each column of B (row of A) to one of C."""
+    across, _ = PANELS[g.variant.resident][g.variant.resident]
+    outer, inner = g.variant.inner
+    with loop(outer, _tiles(g, outer, blocks)) as x, loop(inner, _tiles(g, inner, blocks)) as y:
+        at = {LOOP_DIMENSION[outer]: x, LOOP_DIMENSION[inner]: y}
+        _ResidentTile(g, blocks, across, at[across], at["k"], task).multiply()
+
+
+class _ResidentTile:
+    """One micro-tile of the resident operand: ``width`` elements across, kr along k, in registers.
+
+    ``panel`` and ``pr`` count the tiles across and along k. At the end of k the tile is filled up with -0 and what it
+    meets with +0: their product -0 changes no sum, not even one that has vanished to -0.
+    """
+
+    def __init__(self, g: Generator, blocks: dict[str, Block], across: str, panel, pr, task) -> None:
+        self.g, self.blocks, self.across, self.panel, self.pr, self.task = g, blocks, across, panel, pr, task
+        self.width, self.kr = g.tile[across], g.tile["k"]
+        self.stream = blocks[g.variant.stream]
+        self.other = "B" if g.variant.resident == "A" else "A"
+        self.q0 = let("q0", blocks["k"].start + pr * const(self.kr))
+        self.depth = let("depth", emit.minimum(blocks["k"].size - pr * const(self.kr), const(self.kr)))
+        self.e0 = let("e0", blocks[across].start + panel * const(self.width))
+        self.valid = let("valid", blocks[across].size - panel * const(self.width))
+
+    @property
+    def chunks(self) -> range:
+        """First elements of the vectors across the tile."""
+        return range(0, self.width, self.g.vectors.lanes)
+
+    def multiply(self) -> None:
+        """Load the tile, stream the other operand and C past it."""
+        self._load()
+        g = self.g
+        if self.other in g.packed:
+            self._stream_c(lambda s, q: g.panels[self.other].get(self.pr, s, const(q)))
+            return
+        source = g.sources[self.other]
+
+        def in_place(s, q):
+            return source.unit_e.get(self.stream.start + s, self.q0 + const(q))
+
+        def clamped(s, q):
+            index = emit.minimum(const(q), self.depth - const(1))
+            value = source.any.get(self.q0 + index, self.stream.start + s)
+            return emit.tirx.Select(const(q) < self.depth, value, g.vectors.scalar(0.0))
+
+        simple = emit.both(source.stride_e == const(1), self.depth >= const(self.kr))
+        emit.branch(simple, lambda: self._stream_c(in_place), lambda: self._stream_c(clamped))
+
+    def _load(self) -> None:
+        """Bring the tile to registers by way of ``work``, which makes one layout of every layout."""
+        g = self.g
+        tile = g.memory.panels("X", self.task)
+        pack_panels(
+            g.vectors, g.isa, tile, g.sources[g.variant.resident],
+            width=self.width, first=const(0), e0=self.e0, extent=self.valid, count=const(1), p0=self.q0, kb=self.depth,
+            vectorised=g.vectorised_packing,
+        )  # fmt: skip
+        lanes = g.vectors.lanes
+        with loop("q", const(self.kr) - self.depth, self.depth) as q:
+            for c in self.chunks:
+                tile.set_vector(g.vectors.splat(-0.0), lanes, const(0), q, const(c))
+        self.x = {}
+        for q in range(self.kr):
+            for c in self.chunks:
+                value = tile.get_vector(lanes, const(0), const(q), const(c))
+                if self._scales_itself:
+                    value = g.vectors.splat(let("alpha", g.scale.get(const(0)))) * value
+                self.x[q, c] = let(f"x{q}_{c}", value)
+
+    @property
+    def _scales_itself(self) -> bool:
+        """Sums go straight to C, so alpha cannot wait until they are complete."""
+        return self.g.spec.op == "gemm" and "C" not in self.g.packed
+
+    def _stream_c(self, y_at) -> None:
+        g = self.g
+        lanes = g.vectors.lanes
+        if "C" in g.packed:
+            sums = g.panels["sums"]
+            self._steps(
+                y_at,
+                lambda s, c: sums.get_vector(lanes, self.panel, s, const(c)),
+                lambda s, c, value: sums.set_vector(value, lanes, self.panel, s, const(c)),
+            )
+            return
+
+        def to_c(start) -> None:
+            emit.branch(self.valid >= const(self.width), lambda: whole(start), lambda: masked(start))
+
+        def at(s, c):
+            return self.stream.start + s, self.e0 + const(c)
+
+        def whole(start) -> None:
+            self._steps(
+                y_at,
+                lambda s, c: start(lambda: g.c_rows.get_vector(lanes, *at(s, c))),
+                lambda s, c, value: g.c_rows.set_vector(value, lanes, *at(s, c)),
+            )
+
+        def masked(start) -> None:
+            masks = {c: g.vectors.mask(f"inside{c}", self.valid - const(c)) for c in self.chunks}
+            self._steps(
+                y_at,
+                lambda s, c: start(lambda: g.vectors.masked_load(g.c_rows.address(*at(s, c)), masks[c])),
+                lambda s, c, value: g.vectors.masked_store(value, g.c_rows.address(*at(s, c)), masks[c]),
+            )
+
+        first = self.q0 == const(0)
+
+        def begin() -> None:
+            zero = g.vectors.splat(0.0)
+            if g.spec.op == "matmul":
+                to_c(lambda old: zero)
+                return
+            beta = let("beta", g.scale.get(const(1)))
+            emit.branch(
+                beta == g.vectors.scalar(0.0),
+                lambda: to_c(lambda old: zero),
+                lambda: to_c(lambda old: g.vectors.splat(beta) * old()),
+            )
+
+        emit.branch(first, begin, lambda: to_c(lambda old: old()))
+
+    def _steps(self, y_at, load, save) -> None:
+        """The micro-kernel: for each column (row) one vector of C per chunk, kr broadcasts, kr FMAs per chunk."""
+        with loop("s", self.stream.size) as s:
+            sums = {c: load(s, c) for c in self.chunks}
+            for q in range(self.kr):
+                y = self.g.vectors.splat(let(f"y{q}", y_at(s, q)))
+                for c in self.chunks:
+                    sums[c] = let(f"c{c}_{q}", self.g.vectors.multiply_add(y, self.x[q, c], sums[c]))
+            for c in self.chunks:
+                save(s, c, sums[c])

@@ -1,0 +1,45 @@
+"""Members of the family by name: a variant, a dtype and an instruction set are enough, the rest has
+defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..spec import KernelSpec
+from .tiles import tiles_of
+from .variants import VARIANTS
+
+
+def member(
+    variant: str,
+    dtype: str,
+    isa: str,
+    tile: tuple[int, int] | None = None,
+    packing: str | None = None,
+    **rest: object,
+) -> KernelSpec:
+    """The spec of a kernel; ``rest`` are other fields of ``KernelSpec``.
+
+    ``packing`` None: what the variant packs. ``tile`` None: the default of kernels that read B in place for
+    such a kernel with resident C, otherwise the first of the table.
+    """
+    row = VARIANTS[variant]
+    packing = row.packable if packing is None else packing
+    if tile is None:
+        in_place = row.resident == "C" and "b" not in packing
+        tile = tiles_of(isa, dtype)[row.resident][in_place]
+    sizes = dict.fromkeys(("mr", "nr", "kr"), 0) | {
+        d + "r": size for d, size in zip(row.tile_dimensions, tile)
+    }
+    return KernelSpec(dtype=dtype, isa=isa, variant=variant, packing=packing, **sizes, **rest)
+
+
+def default_members(dtype: str, isa: str) -> Iterator[KernelSpec]:
+    """The kernels of every variant with the default tiles: all packed; with resident C also those that read
+    both operands in place, for a wide C and for one no wider than a vector."""
+    for variant in VARIANTS.values():
+        yield member(variant.name, dtype, isa)
+        if variant.resident == "C":
+            _, in_place, narrow, *_ = tiles_of(isa, dtype)["C"]
+            yield member(variant.name, dtype, isa, in_place, "none")
+            yield member(variant.name, dtype, isa, narrow, "none")

@@ -1,0 +1,85 @@
+"""The generator's earlier steps, without registers or vectors of their own, and the product that has no terms.
+
+The paper builds its generator in five steps. ``triple_loop`` is the first (over the whole problem) and, inside the
+loops over cache blocks, the second; ``packed_loops`` is the third and, with a tile that collects the outer products,
+the fourth. They exist to be measured against each other; C = A.B is right in all of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import emit
+from .emit import const, loop
+from .variants import PANELS
+
+if TYPE_CHECKING:
+    from .generator import Block, Generator
+
+
+def empty(g: Generator) -> None:
+    """k == 0: the sum of no terms is +0, and C = beta.C for gemm (0 where beta is 0: C is not read)."""
+    _begin(g, g.values["m"], const(0), g.values["n"], const(0))
+
+
+def _begin(g: Generator, rows, i0, columns, j0) -> None:
+    """C = 0, or beta.C for gemm, in a block."""
+
+    def fill(value) -> None:
+        with loop("i", rows, i0) as i, loop("j", columns, j0) as j:
+            g.c_any.set(value(i, j), i, j)
+
+    zero = g.vectors.scalar(0.0)
+    if g.spec.op == "matmul":
+        fill(lambda i, j: zero)
+        return
+    beta = g.scale.get(const(1))
+    emit.branch(beta == zero, lambda: fill(lambda i, j: zero), lambda: fill(lambda i, j: beta * g.c_any.get(i, j)))
+
+
+def triple_loop(g: Generator, blocks: dict[str, Block]) -> None:
+    """for i, for j, for p: C[i, j] += A[i, p] . B[p, j], over one block of each dimension."""
+    m, n, k = (blocks[d] for d in "mnk")
+    emit.branch(k.start == const(0), lambda: _begin(g, m.size, m.start, n.size, n.start))
+    with loop("i", m.size, m.start) as i, loop("j", n.size, n.start) as j, loop("p", k.size, k.start) as p:
+        _add_product(g, i, j, _element(g, "A", i, p), _element(g, "B", j, p))
+
+
+def _element(g: Generator, operand: str, own, p):
+    """A[i, p] or B[p, j]: ``own`` is the index that is not along k."""
+    across, _ = PANELS[g.variant.resident][operand]
+    indices = (p, own) if across == "k" else (own, p)
+    return g.sources[operand].any.get(*indices)
+
+
+def _add_product(g: Generator, i, j, a, b) -> None:
+    a = a if g.spec.op == "matmul" else g.scale.get(const(0)) * a
+    g.c_any.set(g.vectors.multiply_add(a, b, g.c_any.get(i, j)), i, j)
+
+
+def packed_loops(g: Generator, blocks: dict[str, Block], task, in_tile: bool) -> None:
+    """The loops over micro-tiles, on packed operands. ``in_tile``: the outer products of a tile are collected in a small
+    buffer (step 4), otherwise each product goes to C (step 3)."""
+    m, n, k = (blocks[d] for d in "mnk")
+    mr, nr = g.tile["m"], g.tile["n"]
+    emit.branch(k.start == const(0), lambda: _begin(g, m.size, m.start, n.size, n.start))
+    outer, inner = g.variant.inner
+    counts = {"ir": emit.ceil_div(m.size, const(mr)), "jr": emit.ceil_div(n.size, const(nr))}
+    with loop(outer, counts[outer]) as x, loop(inner, counts[inner]) as y:
+        at = {outer: x, inner: y}
+        i0, j0 = at["ir"] * const(mr), at["jr"] * const(nr)
+        rows, columns = emit.minimum(m.size - i0, const(mr)), emit.minimum(n.size - j0, const(nr))
+        tile = g.memory.panels("Cs", task) if in_tile else None
+        if tile is not None:
+            with loop("it", const(mr)) as it, loop("jt", const(nr)) as jt:
+                tile.set(g.vectors.scalar(0.0), it, jt)
+        sizes = (const(mr), const(nr)) if in_tile else (rows, columns)
+        with loop("p", k.size) as p, loop("it", sizes[0]) as it, loop("jt", sizes[1]) as jt:
+            a, b = g.panels["A"].get(at["ir"], p, it), g.panels["B"].get(at["jr"], p, jt)
+            if tile is not None:
+                tile.set(g.vectors.multiply_add(a, b, tile.get(it, jt)), it, jt)
+            else:
+                _add_product(g, m.start + i0 + it, n.start + j0 + jt, a, b)
+        if tile is not None:
+            with loop("it", rows) as it, loop("jt", columns) as jt:
+                _add_product(g, m.start + i0 + it, n.start + j0 + jt, tile.get(it, jt), g.vectors.scalar(1.0))

@@ -34,6 +34,14 @@ class Kernel:
         return lib.tg_kernel_calls(self.handle)
 
 
+@dataclass(eq=False)
+class _Build:
+    """A build that a thread of ours attends to. The first spec is the one that somebody needs."""
+
+    specs: list[KernelSpec]
+    cancelled: bool = False
+
+
 @dataclass
 class Builds:
     """What building and loading has come to in this process."""
@@ -49,11 +57,11 @@ kernels: dict[KernelSpec, Kernel] = {}
 builds = Builds()
 
 _failures: dict[KernelSpec, str] = {}
-_in_background: set[KernelSpec] = set()
+_under_way: dict[KernelSpec, _Build] = {}
 _published: dict[int, Plan] = {}
 _ids: dict[tuple, int] = {}
 _lock = threading.RLock()
-_owner: int | None = None  # the thread that is planning: a product computed meanwhile on it is NumPy's
+_changed = threading.Condition(_lock)  # a build has come to something
 
 
 @lru_cache(maxsize=None)
@@ -69,18 +77,10 @@ def store():
 
 
 def on_miss(native_problem) -> bool:
-    """Publish a plan for the problem of a native ``tg_problem``; False if the call is to be declined without one."""
-    global _owner
-    if _owner == threading.get_ident():
-        return False
+    """Publish a plan for the problem of a native ``tg_problem``, on any thread; True: the loop is to look again."""
     with _lock:
-        if lib.tg_lookup(native_problem) >= 0:  # another thread was faster
-            return True
-        _owner = threading.get_ident()
-        try:
+        if lib.tg_lookup(native_problem) < 0:  # else another thread was faster
             decide(Problem.from_native(native_problem))
-        finally:
-            _owner = None
     return True
 
 
@@ -91,6 +91,8 @@ def decide(problem: Problem) -> tuple[Plan, Kernel | None]:
         wanted = plan(problem, host(), options)
         kernel, missing = (_kernel(wanted.spec, options) if wanted.served else (None, None))
         _publish(problem, wanted, kernel)
+    if wanted.refused:
+        log.warn_once(wanted.reason, f"{_described(problem)}: {wanted.reason}")
     if log.enabled():
         serves = wanted.spec.name if kernel else "NumPy"
         log.info("%s: %s serves (%s)", _described(problem), serves, missing or wanted.reason)
@@ -103,18 +105,26 @@ def why_missing(spec: KernelSpec) -> str | None:
         return None
     if spec in _failures:
         return _failures[spec]
-    if spec in _in_background:
+    if spec in _under_way:
         return "its kernel is being built in the background"
     return "its kernel is not in the store and TVMGEMM_JIT=off forbids building it"
 
 
 def _kernel(spec: KernelSpec, options: settings.Options) -> tuple[Kernel | None, str | None]:
-    """The kernel of ``spec`` from memory, the store or a build; or None and why not."""
-    if spec not in kernels and spec not in _failures and not _load_from_store(spec):
-        if options.jit == "sync":
-            _build(spec, options)
-        elif options.jit == "background":
-            _build_in_background(spec, options)
+    """The kernel of ``spec`` from memory, the store or a build; or None and why not. Waiting releases the lock."""
+    while spec not in kernels and spec not in _failures:
+        if spec not in _under_way and not _load_from_store(spec):
+            if options.jit == "off":
+                break
+            _start_build([spec, *missing(companions(spec, host(), options))])
+        if spec in _under_way:
+            if options.jit != "sync":
+                break
+            try:
+                _changed.wait()
+            except BaseException:  # Ctrl-C: nobody waits for this build any more, and the next call begins another
+                _cancel(_under_way.get(spec))
+                raise
     return kernels.get(spec), why_missing(spec)
 
 
@@ -158,52 +168,61 @@ def _take(result) -> None:
         builds.store_hits += not result.built
 
 
-def _build(spec: KernelSpec, options: settings.Options) -> None:
-    """Build ``spec`` and wait for it; its companions follow in the same process while the program goes on."""
-    from .build.parent import build
-
-    results = build([spec, *_missing(companions(spec, options))], store())
-    _consume(results, until=spec)
-    threading.Thread(target=_consume, args=(results,), name="tvmgemm-build", daemon=True).start()
-
-
-def _consume(results, until: KernelSpec | None = None) -> None:
+def _start_build(specs: list[KernelSpec]) -> None:
+    """Build ``specs``, the first of which somebody needs, in one process that a thread of ours attends to."""
+    build = _Build(specs)
+    _under_way.update(dict.fromkeys(specs, build))
     try:
-        for result in results:
+        threading.Thread(target=_attend, args=(build,), name="tvmgemm-build", daemon=True).start()
+    except RuntimeError as error:  # the system has no thread for us
+        _failures[specs[0]] = f"building it needs a thread: {error}"
+        _settle(build, specs)
+
+
+def _attend(build: _Build) -> None:
+    """Take the results of a build as they come."""
+    problem = "the build ended without an answer"
+    try:
+        from .build import parent
+
+        for result in parent.build(build.specs, store(), cancelled=lambda: build.cancelled):
             with _lock:
+                if build.cancelled:
+                    return
                 _take(result)
-            if result.spec == until:
-                return
-    except Exception as error:  # in a thread of ours nobody else would report it
-        log.warning("building kernels failed: %s", error)
+                _settle(build, [result.spec])
+    except Exception as error:  # nobody else would report what happens in a thread of ours
+        problem = f"building failed: {error!r}"
+        log.warning("%s", problem)
+    with _lock:
+        if _under_way.get(build.specs[0]) is build:
+            _failures[build.specs[0]] = problem
+        _settle(build, build.specs)
 
 
-def _build_in_background(spec: KernelSpec, options: settings.Options) -> None:
-    """Build ``spec`` in a thread; then the plans that leave its problems to NumPy are withdrawn."""
-    if spec in _in_background:
-        return
-    specs = [spec, *_missing(companions(spec, options))]
-    _in_background.update(specs)
-
-    def work() -> None:
-        from .build.parent import build
-
-        _consume(build(specs, store()))
-        with _lock:
-            _in_background.difference_update(specs)
-            for id, waiting in list(_published.items()):
-                if waiting.spec in specs:
-                    lib.tg_unpublish(id)
-                    del _published[id]
-
-    threading.Thread(target=work, name="tvmgemm-build", daemon=True).start()
+def _cancel(build: _Build | None) -> None:
+    if build is not None:
+        build.cancelled = True
+        _settle(build, build.specs)
 
 
-def _missing(specs: list[KernelSpec]) -> list[KernelSpec]:
+def _settle(build: _Build, specs: list[KernelSpec]) -> None:
+    """These of its builds are over: let those that wait look again, and ask for plans anew where NumPy served."""
+    over = [spec for spec in specs if _under_way.get(spec) is build]
+    for spec in over:
+        del _under_way[spec]
+    for id, waiting in list(_published.items()):
+        if waiting.spec in over:
+            lib.tg_unpublish(id)
+            del _published[id]
+    _changed.notify_all()
+
+
+def missing(specs: list[KernelSpec]) -> list[KernelSpec]:
     """Those of ``specs`` that are neither loaded, nor failed, nor under way, nor in the store."""
     from .store.key import kernel_key
 
-    skip = (kernels, _failures, _in_background)
+    skip = (kernels, _failures, _under_way)
     return [
         s for s in specs if not any(s in known for known in skip) and store().find(s, kernel_key(s)) is None
     ]
@@ -246,9 +265,10 @@ def _on_change(options: settings.Options) -> None:
 
 def _after_fork() -> None:
     """The child has no builder threads and may have been forked while another thread held the lock."""
-    global _lock, _owner
-    _lock, _owner = threading.RLock(), None
-    _in_background.clear()
+    global _lock, _changed
+    _lock = threading.RLock()
+    _changed = threading.Condition(_lock)
+    _under_way.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -263,6 +263,6 @@ def _cpu_list(text: str) -> set[int]:
     cpus: set[int] = set()
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
-        if first.isdigit() and (last or first).isdigit() and int(last or first) < 1 << 16:
+        if first.isdecimal() and (last or first).isdecimal() and int(last or first) < 1 << 16:
             cpus.update(range(int(first), int(last or first) + 1))
     return cpus

@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .. import log
@@ -67,6 +67,7 @@ def build(
     timeout: float = TIMEOUT,
     compile: str = COMPILE,
     pins: Mapping[str, str] = PINS,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[BuildResult]:
     """Build ``specs`` into ``store`` in one child process; yields each result as soon as it is there.
 
@@ -92,7 +93,7 @@ def build(
                 yield BuildResult(spec, path, None, 0.0, built=False)
             elif locks[spec].held or spec == specs[0]:
                 pending.append(spec)
-        for result in _build_all(pending, store, timeout, compile, pins):
+        for result in _build_all(pending, store, timeout, compile, pins, cancelled):
             locks.pop(result.spec).release()
             if result.error is None:
                 log.info("built %s in %.2f s: %s", result.spec.name, result.seconds, result.path)
@@ -105,14 +106,19 @@ def build(
 
 
 def _build_all(
-    specs: list[KernelSpec], store: Store, timeout: float, compile: str, pins: Mapping[str, str]
+    specs: list[KernelSpec],
+    store: Store,
+    timeout: float,
+    compile: str,
+    pins: Mapping[str, str],
+    cancelled: Callable[[], bool],
 ) -> Iterator[BuildResult]:
     """Yield a result for every spec. A crash costs the kernel that the child was at; the rest get another."""
     pending, deadline = list(specs), time.monotonic() + timeout
     while pending:
         request, problem = _request(pending, store, max(1.0, deadline - time.monotonic()), compile, pins)
         if problem is None:
-            child = _Child(deadline)
+            child = _Child(deadline, cancelled)
             began = None
             try:
                 for event in child.events(request):
@@ -123,7 +129,7 @@ def _build_all(
                         yield _result(spec, event, store)
             finally:
                 child.close()
-            if not pending or _exiting:
+            if not pending or _exiting or cancelled():
                 return
             problem = child.ending(timeout)
             if began == pending[0].name and not child.timed_out:
@@ -144,7 +150,6 @@ def _request(
         return {}, f"TVM is not installed for {sys.executable}; {INSTALL}"
     linker = find_linker()
     if linker is None:
-        log.warn_once("no linker", NO_LINKER)
         return {}, NO_LINKER
     try:
         folder = store.build_folder()
@@ -207,8 +212,9 @@ def _failure(spec: KernelSpec, text: str, seconds: float = 0.0) -> BuildResult:
 class _Child:
     """One build process: its answers until ``deadline`` (monotonic seconds), then how it ended."""
 
-    def __init__(self, deadline: float) -> None:
+    def __init__(self, deadline: float, cancelled: Callable[[], bool]) -> None:
         self.timed_out = False
+        self._cancelled = cancelled
         self._deadline = deadline
         self._owner = os.getpid()
         self._process: subprocess.Popen | None = None
@@ -245,6 +251,8 @@ class _Child:
                 remaining = self._deadline - time.monotonic()
                 if remaining <= 0:
                     self.timed_out = True
+                    return
+                if self._cancelled():
                     return
                 ready = selector.select(min(remaining, 0.25))
                 if not ready and process.poll() is not None:

@@ -124,7 +124,7 @@ class Store:
         """
         if not self._has(path):
             return
-        log.warning("the kernel %s is set aside: %s", path, problem)
+        log.warn_once(path, f"the kernel {path} is set aside: {problem}; it will be built again")
         folder, name = os.path.split(path)
         try:
             os.replace(path, os.path.join(folder, _BAD + name))

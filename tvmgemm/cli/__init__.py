@@ -1,4 +1,4 @@
-"""The command line: ``python -m tvmgemm run | info | demo``.
+"""The command line: ``python -m tvmgemm run | info | demo | emit``.
 
 Each command is a module of this package with ``main(argv) -> exit status``; only that one is imported.
 """
@@ -13,9 +13,10 @@ COMMANDS = {
     "run": "run a Python program, unmodified, with NumPy's matmul served by tvmgemm",
     "info": "versions, this machine, the kernel cache and the settings in force",
     "demo": "build kernels, check them against NumPy and compare the speed, in under a minute",
+    "emit": "a kernel's loops, code and instruction counts, for this machine or another",
 }
 
-_USAGE = "usage: python -m tvmgemm {run,info,demo} ..."
+_USAGE = "usage: python -m tvmgemm {run,info,demo,emit} ..."
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,0 +1,425 @@
+"""Inner loops read from assembly: the reading on small texts, then the counts of every default kernel.
+
+A kernel keeps its promise if its hot loop has the tile's multiply-adds, one load per vector and one broadcast
+per element of what streams past, and nothing on the stack.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from tvmgemm.family.inspection import InnerLoop, hottest, inner_loops
+from tvmgemm.family.instructions import SYNTAX
+from tvmgemm.family.isa import EMITTED_ISAS, ISAS, isa_of
+from tvmgemm.family.members import default_members, member
+from tvmgemm.family.targets import TARGETS
+from tvmgemm.family.tiles import EMITTED_TILES, TILES, check_tile, tiles_of
+from tvmgemm.family.variants import VARIANTS
+from tvmgemm.host import Host
+from tvmgemm.problem import DTYPES
+from tvmgemm.spec import KernelSpec
+
+# -- reading small texts
+
+AVX512 = """
+kernel:
+	.cfi_startproc
+	testq	%rcx, %rcx
+	jle	.LBB0_3
+	.p2align	4
+.LBB0_1:
+	prefetcht0	512(%rsi)
+	vmovups	(%rsi), %zmm8
+.Ltmp1:
+	vbroadcastss	-4(%rdi), %zmm9                 # a comment, (%rsp)
+	vfmadd231ps	%zmm9, %zmm8, %zmm0
+	vfmadd231ps	(%rdi){1to16}, %zmm8, %zmm1
+	vfmadd213ps	64(%rsi), %zmm8, %zmm2
+	vmovups	(%rdx), %zmm10 {%k1} {z}
+	vmovups	%zmm10, (%rdx) {%k1}
+	movq	24(%rsp), %rax
+	addq	$8, %rdi
+	decq	%rcx
+	jne	.LBB0_1
+.LBB0_3:
+	vzeroupper
+	retq
+"""
+
+SSE = """
+kernel:
+.LBB0_1:
+	movups	(%rsi), %xmm2
+	movss	(%rdi), %xmm4
+	shufps	$0, %xmm4, %xmm4
+	movaps	%xmm2, %xmm3
+	mulps	%xmm4, %xmm3
+	addps	%xmm3, %xmm1
+	mulps	16(%rsi), %xmm4
+	addps	%xmm4, %xmm0
+	movups	%xmm0, (%rdx)
+	decq	%rcx
+	jne	.LBB0_1
+	retq
+"""
+
+NEON = """
+kernel:
+.LBB0_1:
+	prfm	pldl1keep, [x14, #384]
+	ldp	q25, q1, [x14]
+	ldp	s15, s2, [x2, #-16]
+	fmla	v14.4s, v25.4s, v15.s[0]
+	fmla	v27.4s, v1.4s, v15.s[0]
+	fmla	v13.4s, v25.4s, v2.s[0]
+	ldr	s15, [x2, #-8]
+	fmla	v12.4s, v25.4s, v15.s[0]
+	ld1r	{ v3.4s }, [x7], #4
+	fmla	v11.4s, v25.4s, v3.4s
+	stp	q11, q12, [x9]
+	subs	x21, x21, #1
+	b.ne	.LBB0_1
+	ret
+"""
+
+RISCV = """
+kernel:
+.LBB0_1:
+	vsetivli	zero, 4, e32, m1, ta, ma
+	vle32.v	v20, (a3)
+	flw	fa5, -16(a1)
+	vfmacc.vf	v24, fa5, v20
+	vfmacc.vf	v25, fa5, v20
+	flw	fa5, -12(a1)
+	vfmacc.vf	v26, fa5, v20
+	vse32.v	v26, (a4)
+	addi	a0, sp, 16
+	vl1r.v	v8, (a0)
+	addi	s1, s1, -1
+	bnez	s1, .LBB0_1
+	ret
+"""
+
+POWER = """
+kernel:
+	bgt 0, .+8
+	b .LBB0_2
+.LBB0_1:
+	lxv 28, 0(16)
+	lxvwsx 26, 15, 24
+	xvmaddasp 30, 28, 26
+	xvmaddasp 31, 28, 26
+	stxv 31, 0(17)
+	dcbt 5, 19
+	ld 5, 1568(1)
+	bdnz .LBB0_1
+.LBB0_2:
+	blr
+"""
+
+#: architecture -> (text, counts of its loop)
+SAMPLES = {
+    "x86_64": [
+        (AVX512, "fmas=3 loads=3 broadcasts=2 stores=1 prefetches=1 masked=2 registers=6 stack=1 other=3"),
+        (SSE, "fmas=2 loads=2 broadcasts=1 stores=1 prefetches=0 masked=0 registers=5 stack=0 other=3"),
+    ],
+    "aarch64": [
+        (NEON, "fmas=5 loads=2 broadcasts=4 stores=2 prefetches=1 masked=0 registers=10 stack=0 other=3")
+    ],
+    "riscv64": [
+        (RISCV, "fmas=3 loads=2 broadcasts=2 stores=1 prefetches=0 masked=0 registers=5 stack=1 other=5")
+    ],
+    "powerpc64le": [
+        (POWER, "fmas=2 loads=1 broadcasts=1 stores=1 prefetches=1 masked=0 registers=4 stack=1 other=1")
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "arch, text, counts", [(arch, *sample) for arch, samples in SAMPLES.items() for sample in samples]
+)
+def test_an_iteration_is_counted(arch, text, counts):
+    (loop,) = inner_loops(text, arch)
+    expected = {name: int(value) for name, value in (part.split("=") for part in counts.split())}
+    assert {name: getattr(loop, name) for name in expected} == expected
+    assert (loop.function, loop.label, loop.branches, loop.scalar_fmas) == ("kernel", ".LBB0_1", 0, 0)
+    assert loop.text.splitlines()[0] == ".LBB0_1:" and len(loop.text.splitlines()) == 1 + loop.instructions
+    assert hottest([loop]) is loop
+
+
+def test_every_architecture_has_a_sample():
+    assert set(SAMPLES) == set(SYNTAX) == {isa_of(target.isa).arch for target in TARGETS.values()}
+
+
+def test_apple_dialect():
+    apple = NEON.replace(".LBB", "LBB").replace("kernel:", "_kernel:")
+    apple = (
+        apple.replace("fmla\t", "fmla.4s\t").replace(".4s,", ",").replace(".4s\n", "\n").replace(".s[", "[")
+    )
+    apple = apple.replace("ld1r\t{ v3.4s }", "ld1r.4s\t{ v3 }")
+    (plain,), (loop,) = inner_loops(NEON, "aarch64"), inner_loops(apple, "aarch64")
+    assert loop == replace(plain, function="_kernel", label="LBB0_1", text=loop.text)
+
+
+def test_a_frame_pointer_is_on_the_stack_only_where_there_is_one():
+    text = AVX512.replace("24(%rsp)", "24(%rbp)")
+    assert inner_loops(text, "x86_64")[0].stack == 0
+    framed = text.replace("\ttestq", "\tpushq\t%rbp\n\tmovq\t%rsp, %rbp\n\ttestq")
+    assert inner_loops(framed, "x86_64")[0].stack == 1
+    other_function = "other:\n\tmovq\t%rsp, %rbp\n\tretq\n" + text
+    assert inner_loops(other_function, "x86_64")[0].stack == 0
+
+
+NESTED = """
+kernel:
+.LBB0_1:
+	vmovups	(%rsi), %ymm8
+.LBB0_2:
+	vfmadd231ps	%ymm9, %ymm8, %ymm0
+	testq	%rax, %rax
+	je	.LBB0_4
+	vmovups	(%rdi), %ymm9
+.LBB0_4:
+	decq	%rcx
+	jne	.LBB0_2
+	vfmadd231ps	%ymm0, %ymm1, %ymm2
+	decq	%rdx
+	jne	.LBB0_1
+	retq
+"""
+
+
+def test_only_the_innermost_of_nested_loops_counts():
+    (loop,) = inner_loops(NESTED, "x86_64")
+    assert (loop.label, loop.fmas, loop.loads, loop.branches) == (".LBB0_2", 1, 1, 1)
+
+
+ROTATED = """
+kernel:
+	jmp	.LBB0_2
+.LBB0_1:
+	vfmadd231ps	%ymm9, %ymm8, %ymm0
+.LBB0_2:
+	decq	%rcx
+	jne	.LBB0_1
+	retq
+"""
+
+
+def test_a_loop_may_begin_in_the_middle():
+    (loop,) = inner_loops(ROTATED, "x86_64")
+    assert (loop.label, loop.fmas, loop.instructions) == (".LBB0_2", 1, 3)
+
+
+BACKWARDS = """
+kernel:
+	testq	%rax, %rax
+	je	.LBB0_2
+.LBB0_1:
+	vfmadd231ps	%ymm9, %ymm8, %ymm0
+	retq
+.LBB0_2:
+	vmovups	(%rsi), %ymm8
+	jmp	.LBB0_1
+"""
+
+
+def test_a_jump_backwards_is_not_yet_a_loop():
+    assert inner_loops(BACKWARDS, "x86_64") == []
+
+
+def test_functions_with_private_names():
+    text = AVX512.replace("kernel:", "\t.type\t.Lregion.1,@function\n.Lregion.1:\n.Lfunc_begin2:")
+    assert [loop.function for loop in inner_loops("entry:\n\tretq\n" + text, "x86_64")] == [".Lregion.1"]
+
+
+def test_scalar_loops_are_told_apart():
+    text = "kernel:\n.LBB0_1:\n\tvfmadd231ss\t(%rsi), %xmm1, %xmm0\n\tdecq\t%rcx\n\tjne\t.LBB0_1\n\tretq\n"
+    (loop,) = inner_loops(text, "x86_64")
+    assert (loop.fmas, loop.scalar_fmas, loop.loads) == (0, 1, 0)
+    copying = "kernel:\n.LBB0_1:\n\tvmovups\t(%rsi), %ymm0\n\tdecq\t%rcx\n\tjne\t.LBB0_1\n\tretq\n"
+    assert inner_loops(copying, "x86_64") == []
+
+
+def test_the_full_tile_is_the_hottest():
+    (loop,) = inner_loops(AVX512, "x86_64")
+    full = replace(loop, masked=0, stack=0)
+    edge = replace(full, masked=2, other=0)
+    branching = replace(full, branches=1, other=0)
+    unrolled_but_worse = replace(full, fmas=6, broadcasts=4, other=9)
+    small = replace(full, fmas=1, other=0)
+    assert hottest([edge, small, branching, unrolled_but_worse, full]) is full
+    narrow = replace(full, fmas=full.fmas * 2, broadcasts=full.broadcasts * 3, other=0)
+    first_block = replace(full, loads=full.loads - 1)
+    to_c = replace(full, broadcasts=0, other=0)
+    assert hottest([narrow, first_block, to_c, full]) is full
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="arch 'vax' is not one of x86_64, aarch64, riscv64, powerpc64le"):
+        inner_loops(AVX512, "vax")
+    with pytest.raises(ValueError, match="no inner loop multiplies and adds"):
+        hottest(inner_loops(AVX512, "aarch64"))
+
+
+# -- the tables
+
+
+def test_instruction_sets_that_are_only_emitted_are_nobodys():
+    assert not set(EMITTED_ISAS) & set(ISAS)
+    for isa in EMITTED_ISAS.values():
+        everything = frozenset().union(*(other.requires for other in ISAS.values()))
+        assert Host(isa.arch, everything, (), 1).isa() is None
+        assert {(isa.name, dtype) for dtype in DTYPES} <= set(EMITTED_TILES)
+
+
+def test_targets_have_tiles_that_fit():
+    assert set(ISAS) | set(EMITTED_ISAS) <= set(TARGETS)
+    for target in TARGETS.values():
+        isa = isa_of(target.isa)
+        for dtype, facts in DTYPES.items():
+            tiles = tiles_of(isa.name, dtype)
+            assert len(tiles["C"]) >= 3 and tiles["C"][2][1] == isa.lanes(facts.itemsize)
+            for resident, shapes in tiles.items():
+                for shape in shapes:
+                    check_tile(*shape, isa.name, facts.itemsize, resident)
+
+
+def test_members_have_default_tiles():
+    packed, in_place, _, *_ = TILES["x86-64-v4", "float32"]["C"]
+    assert member("B3A2C0", "float32", "x86-64-v4").tile_sizes == packed
+    assert member("B3A2C0", "float32", "x86-64-v4", packing="b").tile_sizes == packed
+    assert member("B3A2C0", "float32", "x86-64-v4", packing="none").tile_sizes == in_place
+    assert member("C3B2A0", "float64", "x86-64-v4").tile_sizes == TILES["x86-64-v4", "float64"]["A"][0]
+    spec = member("A3C2B0", "float32", "x86-64-v3", (3, 32), "c", op="gemm", parallel="ic")
+    assert (spec.mr, spec.nr, spec.kr, spec.op, spec.parallel) == (0, 32, 3, "gemm", "ic")
+    assert [spec.variant for spec in default_members("float32", "armv8-neon")] == [
+        *["B3A2C0"] * 3, *["A3B2C0"] * 3, "B3C2A0", "A3C2B0", "C3B2A0", "C3A2B0",
+    ]  # fmt: skip
+
+
+# -- the counts of the default kernels
+
+#: One dtype of each instruction set; the others are ``slow``.
+EVERY_TIME = {
+    ("x86-64-v2", "float64"),
+    ("x86-64-v3", "float32"),
+    ("x86-64-v4", "float32"),
+    ("armv8-neon", "float64"),
+}
+
+#: What is checked for a CPU rather than a level, with every operand packed; the other targets are ``slow``.
+EMITTED_EVERY_TIME = {"sapphirerapids", "apple-m1", "riscv64-v", "power9"}
+
+
+def promised() -> list:
+    """(spec, target) of every kernel whose counts are checked, as parameters."""
+    found = []
+    for isa in ISAS:
+        for dtype in DTYPES:
+            # What planners choose besides the defaults: A in place.
+            in_place = [member("A3C2B0", dtype, isa, packing="c"), member("B3A2C0", dtype, isa, packing="b")]
+            specs = [*default_members(dtype, isa), *in_place]
+            marks = () if (isa, dtype) in EVERY_TIME else pytest.mark.slow
+            found += [pytest.param(spec, None, marks=marks, id=spec.name) for spec in specs]
+            for resident, variant in (("C", "B3A2C0"), ("A", "B3C2A0"), ("B", "A3C2B0")):
+                others = [member(variant, dtype, isa, tile) for tile in tiles_of(isa, dtype)[resident][1:]]
+                found += [pytest.param(spec, None, marks=pytest.mark.slow, id=spec.name) for spec in others]
+    for target in TARGETS.values():
+        if target.name in ISAS:
+            continue
+        for dtype, variant in (("float32", "B3A2C0"), ("float64", "B3C2A0"), ("float32", "C3A2B0")):
+            spec = member(variant, dtype, target.isa)
+            often = target.name in EMITTED_EVERY_TIME and variant == "B3A2C0"
+            marks = () if often else pytest.mark.slow
+            found.append(pytest.param(spec, target.name, marks=marks, id=f"{target.name}-{spec.name}"))
+    return found
+
+
+PROMISED = promised()
+
+
+def compiled(spec: KernelSpec, target: str | None) -> str:
+    """Runs in a worker process."""
+    from tvmgemm.family import codegen
+
+    return codegen.assembly(spec, TARGETS[target] if target else None)
+
+
+HOT = "test_the_hot_loop_is_what_the_tile_promises"
+
+
+@pytest.fixture(scope="module")
+def assembly_of(request):
+    """``assembly_of(spec, target)``. All that this run needs are compiled in two processes from the first use
+    on."""
+    pytest.importorskip("tvm", reason="needs the compiler")
+    items = [item for item in request.session.items if item.originalname == HOT and item.path == request.path]
+    chosen = {tuple(item.callspec.params[name] for name in ("spec", "target")) for item in items}
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        futures = {each: pool.submit(compiled, *each) for each in chosen}
+        yield lambda spec, target=None: futures[spec, target].result(timeout=300)
+
+
+def check_counts(spec: KernelSpec, loop: InnerLoop) -> int:
+    """The hot loop is what the tile promises; returns its steps per iteration."""
+    isa, resident = isa_of(spec.isa), VARIANTS[spec.variant].resident
+    lanes = isa.lanes(DTYPES[spec.dtype].itemsize)
+    rows, columns = spec.tile_sizes
+    steps, rest = divmod(loop.fmas * lanes, rows * columns)
+    assert steps >= 1 and rest == 0
+    assert loop.stack == 0
+    assert loop.registers <= isa.vector_registers
+    assert (loop.masked, loop.branches, loop.scalar_fmas) == (0, 0, 0)
+    width, elements = (rows, columns) if resident == "A" else (columns, rows)
+    assert loop.loads == steps * width // lanes
+    assert loop.stores == (0 if resident == "C" else loop.loads)
+    assert loop.broadcasts == steps * elements
+    return steps
+
+
+@pytest.mark.parametrize("spec, target", PROMISED)
+def test_the_hot_loop_is_what_the_tile_promises(assembly_of, spec, target):
+    loop = hottest(inner_loops(assembly_of(spec, target), isa_of(spec.isa).arch))
+    try:
+        steps = check_counts(spec, loop)
+        if spec.packing == VARIANTS[spec.variant].packable:
+            # Besides: moves where an instruction overwrites its operand, a load per element where that is not
+            # a part of the broadcast, and a few instructions to go on.
+            products = loop.fmas * (1 if isa_of(spec.isa).fma else 3)
+            needed = products + loop.loads + 2 * loop.broadcasts + loop.stores + loop.prefetches
+            assert loop.instructions <= needed + 8 * steps + 4
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{loop!r}\n{loop.text}") from None
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("op", ["matmul", "gemm"])
+@pytest.mark.slow
+def test_parallel_and_scaling_kernels_have_the_same_hot_loop(variant, op):
+    codegen = pytest.importorskip("tvmgemm.family.codegen", reason="needs the compiler")
+    for isa in ("x86-64-v4", "armv8-neon"):
+        plain = member(variant, "float32", isa)
+        shared = replace(plain, op=op, parallel=VARIANTS[variant].parallel_loops[0])
+        loops = [hottest(inner_loops(codegen.assembly(s), isa_of(isa).arch)) for s in (plain, shared)]
+        assert [(x.fmas, x.loads, x.broadcasts, x.stores, x.stack) for x in loops[:1]] == [
+            (x.fmas, x.loads, x.broadcasts, x.stores, x.stack) for x in loops[1:]
+        ]
+
+
+def test_a_tile_that_does_not_fit_goes_to_the_stack():
+    """The counter-example: with more accumulators than registers the counts say so."""
+    pytest.importorskip("tvm", reason="needs the compiler")
+    from tvmgemm.family import codegen, validity
+
+    spec = replace(member("B3A2C0", "float32", "x86-64-v3"), mr=14, nr=16)
+    with pytest.raises(ValueError, match="needs 31 vector registers, x86-64-v3 has 16"):
+        validity.check(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(validity, "check_tile", lambda *_: None)
+        loop = max(inner_loops(codegen.assembly(spec), "x86_64"), key=lambda loop: loop.fmas)
+    assert loop.fmas == 28 and loop.stack > 20 and loop.registers == 16

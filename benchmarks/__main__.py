@@ -51,17 +51,32 @@ def parser(suites: dict, peers: dict) -> argparse.ArgumentParser:
     result.add_argument(
         "--seconds", type=float, metavar="S", help="of timing per case (default 1, quick 0.2)"
     )
+    result.add_argument(
+        "--sizes", type=sizes, metavar="N,MxNxK", help="products to run in place of those of the suites"
+    )
     extent = result.add_mutually_exclusive_group()
     extent.add_argument("--quick", action="store_true", help="a few cases, little time for each")
     extent.add_argument("--full", action="store_true", help="every case of a suite")
     result.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
     result.add_argument("--markdown", type=Path, metavar="FILE", help="write the results as a Markdown page")
+    result.add_argument("--heat-map", type=Path, metavar="FILE", help="draw the results of family as an image, such as map.png")
     return result  # fmt: skip
 
 
 def names(text: str) -> tuple[str, ...]:
     """``"a,b"`` -> ("a", "b")."""
     return tuple(filter(None, (name.strip() for name in text.split(","))))
+
+
+def sizes(text: str) -> tuple[tuple[int, int, int], ...]:
+    """``"512,100x200x300"`` -> ((512, 512, 512), (100, 200, 300))."""
+    found = []
+    for name in names(text):
+        numbers = [int(number) if number.isdecimal() else 0 for number in name.split("x")]
+        if len(numbers) not in (1, 3) or not all(numbers):
+            raise argparse.ArgumentTypeError(f"{name!r} is not a size such as 512 or 100x200x300 (m x n x k)")
+        found.append(tuple(numbers * 3 if len(numbers) == 1 else numbers))
+    return tuple(found)
 
 
 def thread_counts(text: str) -> tuple[int, ...]:
@@ -81,6 +96,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("TVMGEMM_CACHE_DIR", str(ROOT / "cache"))
     from tvmgemm.problem import DTYPES
 
+    from . import heatmap
     from .peers import PEERS
     from .suite import EXTENTS
     from .suites import SUITES
@@ -97,8 +113,11 @@ def main(argv: list[str] | None = None) -> int:
         for name in getattr(arguments, f"{what}s") or ():
             if name not in known:
                 options.error(f"{what} {name!r} is not one of {', '.join(known)}")
-    for file in filter(None, (arguments.json, arguments.markdown)):
-        file.parent.mkdir(parents=True, exist_ok=True)  # now, not after an hour of measuring
+    # Now, not after an hour of measuring:
+    if arguments.heat_map and (missing := heatmap.missing()):
+        options.error(missing)
+    for file in filter(None, (arguments.json, arguments.markdown, arguments.heat_map)):
+        file.parent.mkdir(parents=True, exist_ok=True)
     suites = [SUITES[name] for name in dict.fromkeys(arguments.suites or SUITES)]
     command = shlex.join(["python", "-m", "benchmarks", *(sys.argv[1:] if argv is None else argv)])
     results, usable = begin(arguments, suites, command, notes)
@@ -123,8 +142,8 @@ def begin(arguments: argparse.Namespace, suites: list, command: str, notes: list
     # Where the kernels lie doesn't matter to a reader, and is nobody's business.
     changed = [name for name, source in sources().items() if source != "default" and name != "cache_dir"]
     measured = {}
-    paired = [suite for suite in suites if suite.measure is None]
-    dtypes = tuple(dict.fromkeys(name for suite in paired for name in arguments.dtypes or suite.dtypes))
+    in_process = [suite for suite in suites if suite.unit != "ms"]
+    dtypes = tuple(dict.fromkeys(name for suite in in_process for name in arguments.dtypes or suite.dtypes))
     if dtypes and description["isa"]:
         print("measuring the peak of a core ...", file=sys.stderr, flush=True)
         try:
@@ -151,18 +170,23 @@ def begin(arguments: argparse.Namespace, suites: list, command: str, notes: list
 def run(arguments: argparse.Namespace, suites: list, results, usable: dict) -> str | None:
     """Measure all rows into ``results``, printing each; the reason why it ended early, or None."""
     from . import report
+    from .kernels import BuildFailed
     from .runner import WrongResult
 
     for suite in suites:
-        print(f"\n{suite.name}: {suite.title}\n{report.heading(suite.unit)}", flush=True)
+        view = suite.view or report.PAIRED
+        print(f"\n{suite.name}: {suite.title}\n{report.heading(suite.unit, view)}", flush=True)
         first = len(results.rows)
         try:
             for row in rows(arguments, suite, usable, results.peak):
                 results.rows.append(row)
-                print(report.line(row, suite.unit), flush=True)
+                if view.shown(row):
+                    print(report.line(row, suite.unit, view), flush=True)
         except WrongResult as error:
             return f"wrong result: {error}"
-        for text in report.summary(results.rows[first:]) if suite.measure is None else ():
+        except BuildFailed as error:
+            return f"a kernel is missing: {error}"
+        for text in view.summary(results.rows[first:]):
             print(f"  {text}")
     return None
 
@@ -172,23 +196,27 @@ def rows(arguments: argparse.Namespace, suite, usable: dict, peak: dict[str, flo
     from tvmgemm.host import host
 
     from . import runner
-    from .suite import ALL_CORES
+    from .suite import ALL_CORES, Conditions, product
 
     extent = "quick" if arguments.quick else "full" if arguments.full else "usual"
     seconds = arguments.seconds or (0.2 if arguments.quick else 1.0)
     counts = [host().cores if n == ALL_CORES else n for n in arguments.threads or suite.threads]
     for dtype in arguments.dtypes or suite.dtypes:
-        for case in suite.cases(dtype, extent):
-            if suite.measure is not None:
-                yield from suite.measure(suite, case, dtype, extent)
-                continue
+        cases = suite.cases(dtype, extent)
+        if arguments.sizes:
+            cases = [product(*size) for size in arguments.sizes]
+        for case in cases:
             for threads in dict.fromkeys(counts):
-                yield from runner.measure(suite, case, dtype, threads, usable, seconds, peak.get(dtype))
+                if suite.measure is not None:
+                    conditions = Conditions(extent, threads, seconds, peak.get(dtype))
+                    yield from suite.measure(suite, case, dtype, conditions)
+                else:
+                    yield from runner.measure(suite, case, dtype, threads, usable, seconds, peak.get(dtype))
 
 
 def write(arguments: argparse.Namespace, suites: list, results, problem: str | None) -> None:
     """Write the files that were asked for; say on stderr what went wrong."""
-    from . import report
+    from . import heatmap, report
 
     if problem:
         results.notes.append(problem)
@@ -198,6 +226,8 @@ def write(arguments: argparse.Namespace, suites: list, results, problem: str | N
         arguments.json.write_text(json.dumps(report.to_json(results), indent=1) + "\n")
     if arguments.markdown:
         arguments.markdown.write_text(report.markdown(results, suites))
+    if arguments.heat_map:
+        heatmap.draw([row for row in results.rows if row.suite == "family"], arguments.heat_map)
 
 
 if __name__ == "__main__":

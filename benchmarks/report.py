@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from . import machine
@@ -15,7 +15,7 @@ MARK = "!"
 
 _SCALES = {"us": 1e6, "ms": 1e3}
 
-#: Heading of a column and its width in the running output; negative: aligned to the left.
+#: The columns of a paired suite.
 _COLUMNS = {
     "case": -37, "dtype": -8, "threads": 7, "way in": -8, "tvmgemm": 9, "peer": -6, "its": 9,
     "ratio [quartiles]": 21, "peak": 5, "served": -6, "plan": -1,
@@ -37,6 +37,22 @@ class Results:
     rows: list[Row] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class View:
+    """How the rows of a suite are shown.
+
+    ``columns``: headings of the running output and their widths; negative: aligned to the left. ``cells(row, unit)``:
+    the texts of a row. ``shown(row)``: whether the running output shows it. ``summary(rows)``: lines that say what
+    came out. ``tables(rows, unit)``: the lines of Markdown tables.
+    """
+
+    columns: Mapping[str, int]
+    cells: Callable[[Row, str], list[str]]
+    summary: Callable[[Sequence[Row]], list[str]]
+    tables: Callable[[Sequence[Row], str], list[str]]
+    shown: Callable[[Row], bool] = lambda row: True
+
+
 def cells(row: Row, unit: str) -> list[str]:
     """The texts of a row in the order of the columns; ``unit`` is that of the row's suite."""
     if unit == "GFLOP/s":
@@ -47,18 +63,20 @@ def cells(row: Row, unit: str) -> list[str]:
     mark = f"{MARK} " if row.missed else ""
     ratio = str(row.ratio) if row.ratio else "-"
     peak = "-" if row.peak is None else f"{100 * row.peak:.0f}%"
-    return [row.case, row.dtype, str(row.threads), row.entry, _number(ours), row.peer or "-", _number(theirs),
+    return [row.case, row.dtype, str(row.threads), row.entry, number(ours), row.peer or "-", number(theirs),
             mark + ratio, peak, served, row.plan]  # fmt: skip
 
 
-def heading(unit: str) -> str:
-    """The first line of the running output of a suite; both speeds are in ``unit``."""
-    return _line([*_COLUMNS]) + f"   ({unit})"
+def heading(unit: str, view: View | None = None) -> str:
+    """The first line of the running output of a suite; speeds are in ``unit``."""
+    view = view or PAIRED
+    return _line([*view.columns], view) + f"   ({unit})"
 
 
-def line(row: Row, unit: str) -> str:
+def line(row: Row, unit: str, view: View | None = None) -> str:
     """One row of the running output."""
-    return _line(cells(row, unit))
+    view = view or PAIRED
+    return _line(view.cells(row, unit), view)
 
 
 def summary(rows: Iterable[Row]) -> list[str]:
@@ -73,7 +91,7 @@ def summary(rows: Iterable[Row]) -> list[str]:
         missed = sum(row.missed for row in members)
         wanted = {row.target for row in members} - {None}
         target = f", {missed} of {len(members)} under the target of {min(wanted):g}" if wanted else ""
-        group = f"{dtype}, {_threads(threads)}, {entry} over {peer}"
+        group = f"{dtype}, {threads_text(threads)}, {entry} over {peer}"
         lines.append(f"{group}: {mean:.2f} (geometric mean){target}")
     return lines
 
@@ -94,12 +112,17 @@ def markdown(results: Results, suites: Sequence[Suite]) -> str:
         rows = [row for row in results.rows if row.suite == suite.name]
         if not rows:
             continue
+        view = suite.view or PAIRED
         text += [f"## {suite.name}: {suite.title}", ""]
-        if suite.measure is None:
-            text += [f"- {line}" for line in summary(rows)] + [""]
-        text += [_table_row(_titles(suite.unit)), "|" + "---|" * len(_COLUMNS)]
-        text += [_table_row(cells(row, suite.unit)) for row in rows] + [""]
+        if lines := view.summary(rows):
+            text += [f"- {line}" for line in lines] + [""]
+        text += [*view.tables(rows, suite.unit), ""]
     return "\n".join(text)
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table."""
+    return [_table_row(titles), "|" + "---|" * len(titles), *map(_table_row, rows)]
 
 
 def preamble(results: Results) -> list[str]:
@@ -139,24 +162,26 @@ def _table_row(texts: Sequence[str]) -> str:
     return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
 
 
-def _titles(unit: str) -> list[str]:
-    return [f"{name}, {unit}" if name in ("tvmgemm", "its") else name for name in _COLUMNS]
+def _paired_table(rows: Sequence[Row], unit: str) -> list[str]:
+    titles = [f"{name}, {unit}" if name in ("tvmgemm", "its") else name for name in _COLUMNS]
+    return table(titles, [cells(row, unit) for row in rows])
 
 
-def _line(texts: Sequence[str]) -> str:
-    columns = zip(texts, _COLUMNS.values(), strict=True)
+def _line(texts: Sequence[str], view: View) -> str:
+    columns = zip(texts, view.columns.values(), strict=True)
     return " ".join(t.ljust(-width) if width < 0 else t.rjust(width) for t, width in columns).rstrip()
 
 
-def _number(value: float | None) -> str:
-    """Three significant digits, without an exponent."""
+def number(value: float | None) -> str:
+    """Three significant digits, without an exponent; ``-`` for None."""
     if value is None:
         return "-"
     digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.1 else 4
     return f"{value:.{digits}f}"
 
 
-def _threads(threads: int) -> str:
+def threads_text(threads: int) -> str:
+    """``1 thread``, ``2 threads``."""
     return f"{threads} thread" + "s" * (threads != 1)
 
 
@@ -164,3 +189,7 @@ def _cache(cache: dict) -> str:
     size = cache["bytes"] >> 10
     whole_mib = size >= 1024 and size % 1024 == 0
     return f"L{cache['level']} " + (f"{size >> 10} MiB" if whole_mib else f"{size} KiB")
+
+
+#: Ours and a peer, a row for each way in and peer.
+PAIRED = View(_COLUMNS, cells, summary, _paired_table)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from tvmgemm.cli import first_call
 from tvmgemm.timing import ratio
 
+from . import report
 from .runner import Row
-from .suite import Case, Suite, product
+from .suite import Case, Conditions, Suite, product
 
 #: Importing tvmgemm may take so long (seconds) in a program that imports NumPy anyway.
 IMPORT_LIMIT = 0.050
@@ -26,22 +28,23 @@ def cases(dtype: str, extent: str) -> Iterator[Case]:
     yield product(512, 512, 512)
 
 
-def measure(suite: Suite, case: Case, dtype: str, extent: str) -> Iterator[Row]:
-    """Import and first calls of one case, with one thread.
+def measure(suite: Suite, case: Case, dtype: str, conditions: Conditions) -> Iterator[Row]:
+    """Import and first calls of one case.
 
     The *first call ever* has an empty cache folder and builds its kernel. The *second process* finds it
     there; its partner in every round is a process that calls NumPy's matmul.
     """
     (m, k), n = case.a, case.b[1]
-    one_thread = {"TVMGEMM_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    threads, extent = conditions.threads, conditions.extent
+    limits = dict.fromkeys(("TVMGEMM_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
     run = partial(first_call.measure, dtype=dtype, m=m, n=n, k=k)
-    row = partial(Row, suite=suite.name, dtype=dtype, threads=1)
+    row = partial(Row, suite=suite.name, dtype=dtype, threads=threads)
 
     first = []
     for _ in range(FIRST_RUNS[extent]):
         folder = tempfile.TemporaryDirectory()
         with folder as name:
-            first.append(run("tvmgemm", environment={**one_thread, "TVMGEMM_CACHE_DIR": name}))
+            first.append(run("tvmgemm", environment={**limits, "TVMGEMM_CACHE_DIR": name}))
     yield row(
         case=f"first call ever ({case.label})",
         entry="matmul",
@@ -52,7 +55,7 @@ def measure(suite: Suite, case: Case, dtype: str, extent: str) -> Iterator[Row]:
     )
 
     with tempfile.TemporaryDirectory() as name:
-        environment = {**one_thread, "TVMGEMM_CACHE_DIR": name}
+        environment = {**limits, "TVMGEMM_CACHE_DIR": name}
         run("tvmgemm", environment=environment)  # fills the folder
         ours, theirs = [], []
         for turn in range(RUNS[extent]):
@@ -86,3 +89,7 @@ def measure(suite: Suite, case: Case, dtype: str, extent: str) -> Iterator[Row]:
         plan=imported,
         **medians("import", "import_numpy"),
     )
+
+
+#: A mean over an import and a first call says nothing.
+VIEW = replace(report.PAIRED, summary=lambda rows: [])

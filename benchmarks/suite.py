@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from .report import View
 
 #: How much of a suite is run: a few cases that stand for the rest, the usual ones, or all there are.
 EXTENTS = ("quick", "usual", "full")
@@ -69,6 +73,17 @@ def product(m: int, n: int, k: int, note: str = "") -> Case:
 
 
 @dataclass(frozen=True)
+class Conditions:
+    """How a case is to be measured: which extent of its suite, with so many ``threads``, for about ``seconds``,
+    and GFLOP/s of the ``peak`` of one core, where it is known."""
+
+    extent: str = "usual"
+    threads: int = 1
+    seconds: float = 1.0
+    peak: float | None = None
+
+
+@dataclass(frozen=True)
 class Suite:
     """A named table of cases.
 
@@ -77,8 +92,8 @@ class Suite:
     without a target. ``entries`` are the ways in that are measured (names of ``runner.ENTRIES``). ``threads``
     is the default of ``--threads``; ``ALL_CORES`` stands for as many as this process may use. ``into_out``:
     results go into an existing array, so that nobody's allocator is measured. ``unit``: what the columns
-    show, ``"GFLOP/s"``, ``"us"`` or ``"ms"``. ``measure`` is given where a suite does not consist of paired
-    products.
+    show, ``"GFLOP/s"``, ``"us"`` or ``"ms"``. ``measure(suite, case, dtype, conditions)`` is given where a suite
+    does not pair tvmgemm's ways in with peers, and ``view`` where its rows are not shown like those pairs.
     """
 
     name: str
@@ -91,3 +106,4 @@ class Suite:
     into_out: bool = True
     unit: str = "GFLOP/s"
     measure: Callable[..., Iterable] | None = None
+    view: View | None = None

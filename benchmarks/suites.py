@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from . import shapes, startup
+from . import family, ladder, shapes, startup
 from .suite import Case, Suite, product
 
 
@@ -38,6 +38,10 @@ SUITES: dict[str, Suite] = {suite.name: suite for suite in (
           entries=("matmul", "patched"), threads=(1,), into_out=False, unit="us"),
     Suite("layers", "convolution layers of ResNet-50 and VGG-16 as products (im2row)", _layers),
     Suite("startup", "import and first call, in processes of their own", startup.cases, dtypes=("float32",),
-          threads=(1,), unit="ms", measure=startup.measure),
+          threads=(1,), unit="ms", measure=startup.measure, view=startup.VIEW),
+    Suite("family", "every member of the family by classes of shapes, and the planner's choice among them",
+          family.cases, threads=(1,), measure=family.measure, view=family.VIEW),
+    Suite("ladder", "the generator's five steps, and its last one without each fine-grain optimisation",
+          ladder.cases, threads=(1,), measure=ladder.measure, view=ladder.VIEW),
 )}
 # fmt: on

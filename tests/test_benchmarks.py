@@ -16,7 +16,7 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import machine, peak, peers, report, runner, shapes, startup
 from benchmarks.runner import Row
-from benchmarks.suite import EXTENTS, Case, Suite, product
+from benchmarks.suite import EXTENTS, Case, Conditions, Suite, product
 from benchmarks.suites import SUITES
 from tvmgemm.timing import Ratio
 
@@ -75,7 +75,7 @@ def test_every_suite_has_cases_and_known_names(suite):
 
 
 def test_the_suites_of_the_project():
-    assert list(SUITES) == ["squares", "small", "calls", "layers", "startup"]
+    assert list(SUITES) == ["squares", "small", "calls", "layers", "startup", "family", "ladder"]
     assert [case.a[0] for case in SUITES["calls"].cases("float32", "usual")] == [2, 4, 8, 16]
     assert len(list(SUITES["layers"].cases("float32", "full"))) == len(shapes.RESNET50) + len(shapes.VGG16)
 
@@ -314,7 +314,8 @@ def test_startup_rows_come_from_processes(monkeypatch):
         }  # fmt: skip
 
     monkeypatch.setattr(startup.first_call, "measure", fake)
-    ever, second, imported = startup.measure(SUITES["startup"], product(8, 8, 8), "float32", "quick")
+    conditions = Conditions(extent="quick")
+    ever, second, imported = startup.measure(SUITES["startup"], product(8, 8, 8), "float32", conditions)
     assert len({folder for _, folder, _ in started}) == 2 and all(exists for _, _, exists in started)
     pair = ["numpy", "tvmgemm"]
     assert [library for library, _, _ in started[2:]] == [*pair, *pair[::-1], *pair]

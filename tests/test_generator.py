@@ -1,0 +1,335 @@
+"""The generator: every kernel of the family compiles for every instruction set, into code that keeps its
+promises.
+
+Kernels of all instruction sets are compiled here, those that this machine can run are run: without the native
+part, with exactly the work space that they ask for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import multiprocessing
+import re
+import struct
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from equivalence import FORCED, RUNNABLE, assert_close, fill, lay_out, row_major
+
+from tvmgemm.build.link import find_linker, link
+from tvmgemm.family.isa import ISAS
+from tvmgemm.family.tiles import TILES, check_tile, registers_needed
+from tvmgemm.family.variants import VARIANTS
+from tvmgemm.problem import DTYPES, OPS
+from tvmgemm.spec import KernelSpec
+
+pytest.importorskip("tvm", reason="needs the compiler")
+
+
+def spec_of(isa: str, dtype: str, op: str, packing: str, parallel: str) -> KernelSpec:
+    mr, nr = TILES[isa, dtype]["C"][packing == "none"]
+    return KernelSpec(dtype, isa, FORCED, mr, nr, op=op, packing=packing, parallel=parallel)
+
+
+#: What planners choose from, for every instruction set; and the other packings, one loop order of each.
+SPECS = [
+    spec_of(isa, dtype, *rest)
+    for isa, dtype in TILES
+    for rest in itertools.product(OPS, ["ab", "none"], ["", "ic", "jc"])
+]
+SPECS += [spec_of(isa, dtype, "matmul", packing, "") for isa, dtype in TILES for packing in ("a", "b")]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """An object file's bytes, and its assembly for matmul kernels."""
+
+    object: bytes
+    assembly: str
+
+
+def compiled(spec: KernelSpec, path: str) -> Compiled:
+    """Runs in a worker process."""
+    from tvmgemm.family import codegen
+
+    codegen.compile_object(spec, path)
+    with open(path, "rb") as file:
+        return Compiled(file.read(), codegen.assembly(spec) if spec.op == "matmul" else "")
+
+
+@pytest.fixture(scope="module")
+def compile_of(tmp_path_factory):
+    """``compile_of(spec)``: its Compiled. All are compiled in two processes from the first use on."""
+    folder = tmp_path_factory.mktemp("objects")
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        futures = {spec: pool.submit(compiled, spec, str(folder / f"{spec.name}.o")) for spec in SPECS}
+        yield lambda spec: futures[spec].result(timeout=300)
+
+
+every_spec = pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+
+
+def symbols(elf: bytes) -> tuple[set[str], set[str]]:
+    """(defined, undefined) global symbols of a 64-bit little-endian ELF object."""
+    assert elf[:6] == b"\x7fELF\x02\x01", "not a 64-bit little-endian ELF file"
+    (offset,), (size, count) = struct.unpack_from("<Q", elf, 40), struct.unpack_from("<HH", elf, 58)
+    # name, type, flags, address, offset, size, link, info, alignment, entry size
+    sections = [struct.unpack_from("<IIQQQQIIQQ", elf, offset + i * size) for i in range(count)]
+    defined, undefined = set(), set()
+    for section in sections:
+        if section[1] != 2:  # SHT_SYMTAB
+            continue
+        names = sections[section[6]][4]
+        for at in range(section[4] + 24, section[4] + section[5], 24):  # the first symbol is a placeholder
+            name, info, _, index = struct.unpack_from("<IBBH", elf, at)
+            text = elf[names + name : elf.index(b"\0", names + name)].decode()
+            if info >> 4:  # not local
+                (undefined if index == 0 else defined).add(text)
+    return defined, undefined
+
+
+@every_spec
+def test_object_needs_nothing(compile_of, spec):
+    """No TVM, no C library: what a kernel calls is inside it, or a pointer that is filled at load."""
+    machine = {"x86_64": 62, "aarch64": 183}[ISAS[spec.isa].arch]
+    elf = compile_of(spec).object
+    assert struct.unpack_from("<HH", elf, 16) == (1, machine)  # a relocatable object of that architecture
+    defined, undefined = symbols(elf)
+    assert undefined == set()
+    assert {spec.symbol, f"{spec.symbol}_workspace"} <= defined
+    assert ("__TVMBackendParallelLaunch" in defined) == bool(spec.parallel)
+
+
+# -- the micro-kernel's inner loop
+
+MULTIPLY_ADD = {
+    "x86-64-v2": r"\s(mulps|mulpd)\s",
+    "x86-64-v3": r"\svfn?madd\d+p[sd]\s.*%ymm",
+    "x86-64-v4": r"\svfn?madd\d+p[sd]\s.*%zmm",
+    "armv8-neon": r"\s(fmla)\s+v\d+\.(4s|2d)",
+}
+
+#: What only loops at an edge have: masks, or the branches into which LLVM expands them.
+MASKED = r"vp?maskmov|\{%k\d\}|\sv?pcmp|\stest[bwlq]|\stbn?z|\scmeq|\scmgt"
+
+
+def inner_loops(assembly: str) -> list[list[str]]:
+    """The instructions of each loop that has no loop inside: from a label to the last jump back to it."""
+    lines = assembly.splitlines()
+    labels = {found[1]: i for i, line in enumerate(lines) if (found := re.match(r"(\.L\w+):", line))}
+    loops = set()
+    for i, line in enumerate(lines):
+        found = re.match(
+            r"\s+(?:j[a-z]+|b(?:\.[a-z]+)?|cbn?z|tbn?z)\s(?:.*,\s*)?(\.L\w+)\s*(?:[#/].*)?$", line
+        )
+        if found and labels.get(found[1], i) < i:
+            loops.add((labels[found[1]], i))
+    inner = [(a, b) for a, b in loops if not any((c, d) != (a, b) and a <= c and d <= b for c, d in loops)]
+    return [[line for line in lines[a : b + 1] if not re.match(r"\s*[.#/]", line)] for a, b in sorted(inner)]
+
+
+def stack_reference(assembly: str, isa: str) -> str:
+    """A pattern of references to the stack: by the stack pointer, and by the frame pointer where there is
+    one.
+    """
+    if ISAS[isa].arch == "aarch64":
+        return r"\[(sp|x29)[\],]" if re.search(r"(mov|add)\s+x29, sp", assembly) else r"\[sp[\],]"
+    return r"\(%r[sb]p[,)]" if re.search(r"movq\s+%rsp, %rbp", assembly) else r"\(%rsp[,)]"
+
+
+def full_tile_loops(assembly: str, spec: KernelSpec) -> list[list[str]]:
+    """The micro-kernel's loops over k that run for whole tiles."""
+    vectors = spec.mr * spec.nr // ISAS[spec.isa].lanes(DTYPES[spec.dtype].itemsize)
+    loops = [
+        loop
+        for loop in inner_loops(assembly)
+        if sum(bool(re.search(MULTIPLY_ADD[spec.isa], x)) for x in loop) >= vectors
+    ]
+    return [loop for loop in loops if not any(re.search(MASKED, line) for line in loop)]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [spec for spec in SPECS if spec.op == "matmul" and spec.packing == "ab"],
+    ids=lambda s: s.name,
+)
+def test_the_inner_loop_stays_in_registers(compile_of, spec):
+    """Between two multiply-adds nothing goes to the stack: no accumulator, no pointer, no stride. (Kernels that read in
+    place have several inner loops; test_inspection holds the hot one to the same.)
+    """
+    assembly = compile_of(spec).assembly
+    loops = full_tile_loops(assembly, spec)
+    assert loops, "no loop with the multiply-adds of a tile was found"
+    stack = stack_reference(assembly, spec.isa)
+    for loop in loops:
+        assert not [line.strip() for line in loop if re.search(stack, line)], "\n".join(loop)
+
+
+@pytest.mark.parametrize("isa, dtype", TILES)
+def test_the_inner_loop_is_lean(compile_of, isa, dtype):
+    """Per step of k: a load per vector of B, at most a load and a broadcast per element of A, the
+    multiply-adds, and a few instructions to go on.
+    """
+    spec = spec_of(isa, dtype, "matmul", "ab", "")
+    lanes = ISAS[isa].lanes(DTYPES[dtype].itemsize)
+    multiplies = spec.mr * spec.nr // lanes
+    for loop in full_tile_loops(compile_of(spec).assembly, spec):
+        steps = sum(bool(re.search(MULTIPLY_ADD[isa], line)) for line in loop) // multiplies
+        per_step = multiplies * (1 if ISAS[isa].fma else 3) + spec.nr // lanes + 2 * spec.mr
+        assert len(loop) <= steps * (per_step + 8) + 4
+
+
+# -- refusals
+
+
+@pytest.mark.parametrize(
+    "mr, nr, isa, itemsize, registers",
+    [
+        (8, 16, "x86-64-v3", 4, 19),
+        (8, 32, "x86-64-v3", 4, 37),
+        (14, 48, "x86-64-v4", 4, 46),
+        (16, 32, "x86-64-v4", 4, 35),
+        (7, 8, "x86-64-v2", 4, 18),
+        (6, 24, "x86-64-v3", 8, 43),
+        (8, 16, "armv8-neon", 4, 37),
+    ],
+)
+def test_too_large_a_tile_is_refused(mr, nr, isa, itemsize, registers):
+    has = ISAS[isa].vector_registers
+    assert registers_needed(mr, nr, ISAS[isa], itemsize) == registers > has
+    with pytest.raises(ValueError, match=rf"{mr}x{nr} with resident C needs {registers} vector registers, {isa} has {has}"):
+        check_tile(mr, nr, isa, itemsize)
+    from tvmgemm.family.generator import generate
+
+    with pytest.raises(ValueError, match=rf"needs {registers} vector registers"):
+        generate(KernelSpec("float32" if itemsize == 4 else "float64", isa, FORCED, mr, nr))
+
+
+@pytest.mark.parametrize("mr, nr", [(0, 16), (-1, 16), (4, 0), (4, 12), (4, -8)])
+def test_impossible_tiles_are_refused(mr, nr):
+    with pytest.raises(ValueError, match=f"micro-kernel {mr}x{nr} with resident C: .*multiple of 8"):
+        check_tile(mr, nr, "x86-64-v3", 4)
+
+
+def test_tiles_of_the_table_are_possible():
+    for (isa, dtype), tiles in TILES.items():
+        for resident, sizes in tiles.items():
+            for rows, columns in sizes:
+                check_tile(rows, columns, isa, DTYPES[dtype].itemsize, resident)
+    assert set(TILES) == set(itertools.product(ISAS, DTYPES))
+
+
+def test_a_loop_that_cannot_be_parallel_is_refused():
+    from tvmgemm.family.generator import generate
+
+    for loop in ("pc", "ir", "nonsense"):
+        with pytest.raises(ValueError, match=f"parallel loop '{loop}': {FORCED} can share out jc, ic"):
+            generate(replace(SPECS[0], parallel=loop))
+
+
+# -- running them alone
+
+ARGUMENTS = "m n k rsa csa rsb csb rsc csc mc nc kc tasks".split()
+TASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, TASK, ctypes.c_void_p, ctypes.c_int)
+
+
+class Environment(ctypes.Structure):
+    """What a task gets: TVM's TVMParallelGroupEnv."""
+
+    _fields_ = [("sync_handle", ctypes.c_void_p), ("num_task", ctypes.c_int32)]
+
+
+def launcher(tasks: int):
+    """A launcher that runs its tasks one by one, the last first: no task may need what another did."""
+
+    def launch(task, closure, _):
+        environment = Environment(None, tasks)
+        return max(task(i, ctypes.addressof(environment), closure) for i in reversed(range(tasks)))
+
+    return LAUNCH(launch)
+
+
+def load(compiled: Compiled, spec: KernelSpec, folder) -> ctypes.CDLL:
+    """The kernel as a library of this process, linked as builds do it."""
+    linker = find_linker()
+    if linker is None:
+        pytest.skip("needs a linker")
+    (folder / "kernel.o").write_bytes(compiled.object)
+    link(linker, str(folder / "kernel.o"), str(folder / f"{spec.name}.so"))
+    return ctypes.CDLL(str(folder / f"{spec.name}.so"))
+
+
+class Guarded:
+    """``size`` bytes that start on a multiple of 64, full of signalling NaNs, between two zones that must not
+    change.
+    """
+
+    ZONE = 4096
+
+    def __init__(self, size: int):
+        room = np.full(size + 2 * self.ZONE + 64, 0xF5, "u1")
+        start = self.ZONE + -(room.__array_interface__["data"][0] + self.ZONE) % 64
+        self.address = room.__array_interface__["data"][0] + start
+        self.before, self.after = room[:start], room[start + size :]
+        room[start : start + size // 8 * 8].view("u8")[...] = 0x7FF0_0000_7FA0_0001
+
+    def untouched(self) -> bool:
+        return bool((self.before == 0xF5).all() and (self.after == 0xF5).all())
+
+
+RUN = [spec for spec in SPECS if spec.isa in RUNNABLE and (spec.op == "matmul" or spec.packing == "ab")]
+
+
+@pytest.mark.parametrize("spec", RUN, ids=lambda spec: spec.name)
+def test_kernels_keep_to_their_workspace(compile_of, spec, tmp_path):
+    """Right results, with work space of exactly the size that is asked for, whatever blocks and number of
+    tasks.
+    """
+    library = load(compile_of(spec), spec, tmp_path)
+    kernel, workspace = library[spec.symbol], library[spec.symbol + "_workspace"]
+    rng = np.random.default_rng(11)
+    mr, nr = spec.mr, spec.nr
+    shapes = [
+        (1, 1, 1),
+        (mr, nr, 8),
+        (2 * mr + 1, 3 * nr - 1, 21),
+        (5 * mr - 1, nr + 1, 0),
+        (3, 4 * nr + 1, 40),
+        (7 * mr + 2, 1, 9),
+    ]
+    blocks = [(mr, nr, 3), (2 * mr, 2 * nr, 16), (1 << 20, 1 << 20, 1 << 20)]
+    for (m, n, k), (mc, nc, kc), tasks in itertools.product(
+        shapes, blocks, (1, 3) if spec.parallel else (1,)
+    ):
+        a, b = lay_out((m, k), spec.dtype, row_major()).view, lay_out((k, n), spec.dtype, row_major()).view
+        fill(a, rng)
+        fill(b, rng)
+        gaps = lay_out((m, n), spec.dtype, replace(row_major(), steps=(1, 2)))
+        for c in (lay_out((m, n), spec.dtype, row_major()), gaps):
+            before = c.outside()
+            strides = [s // a.itemsize for s in (*a.strides, *b.strides, *c.view.strides)]
+            args = (ctypes.c_int64 * 13)(m, n, k, *strides, mc, nc, kc, tasks)
+            size = ctypes.c_int64(-1)
+            assert workspace(args, ctypes.byref(size)) == 0 and 0 <= size.value < 1 << 30
+            work = Guarded(size.value)
+            launch = launcher(tasks)
+            if spec.parallel:
+                pointer = ctypes.c_void_p.in_dll(library, "__TVMBackendParallelLaunch")
+                pointer.value = ctypes.cast(launch, ctypes.c_void_p).value
+            scale = np.array([1, 0], spec.dtype)
+            addresses = [ctypes.c_void_p(x.__array_interface__["data"][0]) for x in (a, b, c.view)]
+            status = kernel(
+                *addresses, ctypes.c_void_p(work.address), ctypes.c_void_p(scale.ctypes.data), args
+            )
+            assert status == 0
+            assert work.untouched(), (m, n, k, mc, nc, kc, tasks)
+            np.testing.assert_array_equal(c.outside(), before)
+            assert_close(c.view, a, b)
+
+
+def test_packings_are_known():
+    assert {spec.packing for spec in SPECS} == set(VARIANTS[FORCED].packings)

@@ -38,13 +38,17 @@ def untouched(monkeypatch):
 
 
 def test_defaults():
-    assert current() == Options("auto", None, None, "sync", None, None)
+    assert current() == Options(variant="auto", jit="sync")
+    assert all(value is None for name, value in vars(current()).items() if name not in ("variant", "jit"))
     assert [environment_name(name) for name in SETTINGS] == [
         "TVMGEMM_VARIANT",
         "TVMGEMM_MAX_ISA",
         "TVMGEMM_NUM_THREADS",
         "TVMGEMM_JIT",
         "TVMGEMM_CACHE_DIR",
+        "TVMGEMM_MICROKERNEL",
+        "TVMGEMM_PACKING",
+        "TVMGEMM_PARALLEL_LOOP",
         "TVMGEMM_LOG",
     ]
 

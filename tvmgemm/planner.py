@@ -269,17 +269,16 @@ def _shared_out(rule: _Rule, isa: Isa, problem: Problem, options: Options) -> li
 def companions(spec: KernelSpec, host: Host, options: Options) -> list[KernelSpec]:
     """Kernels that a program which needs ``spec`` will most likely need next: they are built in the same process,
     because loading the compiler takes longer than compiling a kernel."""
-    if options.variant != "auto" or options.microkernel or options.packing or options.parallel_loop:
+    free = options.variant == "auto"
+    name = DEFAULT_VARIANT if free else options.variant
+    if options.microkernel or options.packing or options.parallel_loop or VARIANTS[name].resident != "C":
         return []
     options = replace(options, num_threads=options.num_threads or host.cores)
+    wanted = [(name, "none", 1), *([(_packs_b(options), "b", 0)] if free else []), (name, "ab", 0)]
     tiles = TILES[spec.isa, spec.dtype]["C"]
     found = []
     for parallel in ("", "ic") if options.num_threads > 1 else ("",):
-        for variant, packing, tile in (
-            (DEFAULT_VARIANT, "none", 1),
-            (_packs_b(options), "b", 0),
-            (DEFAULT_VARIANT, "ab", 0),
-        ):
+        for variant, packing, tile in wanted:
             mr, nr = tiles[tile]
             found.append(replace(spec, variant=variant, mr=mr, nr=nr, kr=0, packing=packing, parallel=parallel))
     return [other for other in found if other != spec]

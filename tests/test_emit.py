@@ -297,7 +297,7 @@ def test_it_is_a_command():
         ("--variant B3C2A0 --packing none", r"packing 'none': B3C2A0 takes bc, c"),
         ("--parallel-loop pc", r"--parallel-loop: invalid choice: 'pc' \(choose from .*ic"),
         ("--variant C3B2A0 --step packed", r"step 'packed': C3B2A0 has basic, blocked, optimised"),
-        ("--without prefetch,luck", r"--without: 'luck' is not one of vector-packing, unroll, prefetch"),
+        ("--without prefetch,luck", r"--without: 'luck' is not one of vector-packing, prefetch"),
         ("--show picture", r"--show: invalid choice: 'picture' \(choose from .*loops"),
         ("--variant all", r"'all' goes with --show counts only; for --show loops name one variant"),
         (

@@ -43,6 +43,9 @@ SHORT = 256
 #: n up to which reading rows of A in place costs less than packing them.
 FEW_COLUMNS = 768
 
+#: m up to which the rows that a tall tile leaves over count.
+TINY = 32
+
 DEFAULT_VARIANT = "B3A2C0"
 
 _UNBOUNDED = (0, 2**62)
@@ -202,13 +205,13 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[_
     narrow = _Rule(
         Box(n=(0, lanes)), name, in_place, 2, f"C is at most {lanes} wide: one vector of it, many rows"
     )
-    paired = [
-        _Rule(
-            Box(m=(0, FEW_ROWS), n=(low * lanes + 1, high * lanes)), name, in_place, 3,
-            f"C is {low * lanes + 1} to {high * lanes} wide: tiles two vectors wide leave little over",
-        )
-        for low, high in ((1, 2), (3, 4))
-    ]  # fmt: skip
+    tiny = _Rule(
+        Box(m=(0, TINY), n=(0, lanes)), name, in_place, 3,
+        f"C is at most {TINY} x {lanes}: tiles that leave few rows over",
+    )  # fmt: skip
+    slender = _Rule(
+        Box(n=(0, 2 * lanes)), name, in_place, 4, f"C is at most {2 * lanes} wide: a row of B is two vectors"
+    )
     few = _Rule(
         Box(m=(0, FLAT), n=(0, 2 * columns), k=(0, 2 * kc)), name, in_place, 1,
         f"m <= {FLAT} and a B of at most {2 * kc} x {2 * columns}, which is packed for too few rows",
@@ -238,8 +241,8 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[_
     )  # fmt: skip
     large = _Rule(Box(), name, "ab", 0, "both operands packed")
     if not free:
-        return [narrow, *paired, small, large]
-    return [narrow, *paired, few, small, low, shallow, flat, short, slim, large]
+        return [tiny, narrow, slender, small, large]
+    return [tiny, narrow, slender, few, small, low, shallow, flat, short, slim, large]
 
 
 def _packs_b(options: Options) -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 STEPS = ("basic", "blocked", "packed", "microkernel", "optimised")
 
 #: Fine-grain optimisations (the paper's part P6) that can be left out to see what each is worth.
-SWITCHES = ("vector-packing", "unroll", "prefetch")
+SWITCHES = ("vector-packing", "prefetch")
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,12 @@ def ceil_div(a, b):
     return tirx.truncdiv(a + b - const(1), b)
 
 
+def blocks_in(extent, size):
+    """extent / size rounded up. One block, the usual case of a small product, takes no division: a division is worth a
+    dozen cycles, and a product of 4 x 4 has few hundred."""
+    return T.if_then_else(extent <= size, minimum(extent, const(1)), ceil_div(extent, size))
+
+
 def round_up(a, b):
     """The smallest multiple of b that is at least a."""
     return ceil_div(a, b) * b

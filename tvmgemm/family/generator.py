@@ -81,11 +81,13 @@ class Generator:
 
     def _even_block(self, loop_name: str, dimension: str):
         """Blocks of equal size instead of full ones and a rest; as many as the tasks can share out evenly."""
-        extent, tile = self.values[dimension], const(self.tile[dimension])
-        blocks = emit.maximum(emit.ceil_div(extent, self.values[dimension + "c"]), const(1))
+        extent, tile, block = self.values[dimension], const(self.tile[dimension]), self.values[dimension + "c"]
         if self.spec.parallel == loop_name:
-            blocks = emit.round_up(blocks, self.values["tasks"])
-        return emit.maximum(emit.round_up(emit.ceil_div(extent, blocks), tile), tile)
+            blocks = emit.round_up(emit.maximum(emit.ceil_div(extent, block), const(1)), self.values["tasks"])
+            even = emit.ceil_div(extent, blocks)
+        else:
+            even = emit.T.if_then_else(extent <= block, extent, emit.ceil_div(extent, emit.ceil_div(extent, block)))
+        return emit.maximum(emit.round_up(even, tile), tile)
 
     def private(self, at: str) -> bool:
         """A buffer that is packed inside the parallel loop belongs to one task; one packed outside is shared."""
@@ -169,7 +171,7 @@ class Generator:
             with macrokernel.partial_sums(self, name, inner, task):
                 self._outer_loops(rest, inner, task)
 
-        count = let(f"{name}_blocks", emit.ceil_div(self.values[LOOP_DIMENSION[name]], self._step(name)))
+        count = let(f"{name}_blocks", emit.blocks_in(self.values[LOOP_DIMENSION[name]], self._step(name)))
         if self.spec.parallel != name:
             with loop(name, count) as index:
                 body(index, task)

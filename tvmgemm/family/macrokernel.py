@@ -118,8 +118,7 @@ def _multiply_tile(g: Generator, tile: microkernel.Tile, at: dict[str, Any], alo
 
     def run(full: bool, unit: bool = False) -> None:
         prefetched = "B" in g.packed and _prefetches(g)
-        unroll = 1 if "unroll" in g.spec.without else microkernel.UNROLL
-        microkernel.multiply_add(tile, along.size, a_at(full, unit), b_at(full), ahead if prefetched else None, unroll)
+        microkernel.multiply_add(tile, along.size, a_at(full, unit), b_at(full), ahead if prefetched else None)
 
     if {"A", "B"} <= set(g.packed):
         run(True)

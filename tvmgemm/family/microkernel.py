@@ -16,9 +16,6 @@ from .emit import const, let, loop
 #: Rows of a packed B panel between the row in use and the row asked for ahead of time.
 PREFETCH_ROWS = 16
 
-#: Steps of k per iteration of the inner loop.
-UNROLL = 1
-
 
 @dataclass(frozen=True)
 class Tile:
@@ -65,15 +62,13 @@ def multiply_add(
     a_at: Callable[[int, Any], Any],
     b_at: Callable[[int, Any], Any],
     ahead: Callable[[Any], None] | None = None,
-    unroll: int = 1,
 ) -> None:
     """C tile += A (mr x kb) . B (kb x nr), k after k.
 
-    ``a_at(i, p)`` is a scalar of A, ``b_at(c, p)`` a vector of B; ``ahead(p)`` emits prefetches. The loop over k is
-    unrolled ``unroll`` times.
+    ``a_at(i, p)`` is a scalar of A, ``b_at(c, p)`` a vector of B; ``ahead(p)`` emits prefetches.
     """
 
-    def step(p) -> None:
+    with loop("p", kb) as p:
         if ahead is not None:
             ahead(p)
         b = {c: let(f"b{c}", b_at(c, p)) for c in tile.chunks()}
@@ -82,14 +77,6 @@ def multiply_add(
             for c in tile.chunks():
                 register = tile.registers[i, c]
                 register.set(tile.vectors.multiply_add(a, b[c], register.get()))
-
-    rounds = let("rounds", emit.tirx.truncdiv(kb, const(unroll))) if unroll > 1 else const(0)
-    if unroll > 1:
-        with loop("round", rounds) as r:
-            for u in range(unroll):
-                step(r * const(unroll) + const(u))
-    with loop("p", kb - rounds * const(unroll), rounds * const(unroll)) as p:
-        step(p)
 
 
 def write_back(

@@ -12,19 +12,20 @@ from .isa import Isa, isa_of
 # fmt: off
 #: (ISA, dtype) -> resident operand -> tiles; any of them can be forced. The first is the default. For C the first is
 #: that of packed kernels, the second (often the same) that of kernels that read B in place, the third that of a C no
-#: wider than a vector.
+#: wider than a vector, the fourth that of such a C with few rows, the fifth that of one up to
+#: two vectors wide.
 TILES: dict[tuple[str, str], dict[str, tuple[tuple[int, int], ...]]] = {
-    #                              C: packed, in place, narrow, others                 A               B
-    ("x86-64-v2",  "float32"): {"C": ((6, 8),   (4, 8),  (12, 4), (4, 8)),      "A": ((8, 5),),   "B": ((5, 8),)},
-    ("x86-64-v2",  "float64"): {"C": ((6, 4),   (4, 4),  (12, 2), (4, 4)),      "A": ((4, 5),),   "B": ((5, 4),)},
-    ("x86-64-v3",  "float32"): {"C": ((6, 16),  (4, 24), (12, 8), (4, 16)),     "A": ((16, 6),),  "B": ((6, 16), (4, 24))},
-    ("x86-64-v3",  "float64"): {"C": ((6, 8),   (4, 12), (12, 4), (4, 8)),      "A": ((8, 6),),   "B": ((6, 8), (4, 12))},
-    ("x86-64-v4",  "float32"): {"C": ((8, 48),  (8, 48), (14, 16), (8, 32), (6, 64), (14, 32)),
+    #                              C: packed, in place, narrow, tiny, slender, others  A               B
+    ("x86-64-v2",  "float32"): {"C": ((6, 8),   (4, 8),  (12, 4), (8, 4), (4, 8)), "A": ((8, 5),),   "B": ((5, 8),)},
+    ("x86-64-v2",  "float64"): {"C": ((6, 4),   (4, 4),  (12, 2), (8, 2), (4, 4)), "A": ((4, 5),),   "B": ((5, 4),)},
+    ("x86-64-v3",  "float32"): {"C": ((6, 16),  (4, 24), (12, 8), (8, 8), (4, 16)), "A": ((16, 6),),  "B": ((6, 16), (4, 24))},
+    ("x86-64-v3",  "float64"): {"C": ((6, 8),   (4, 12), (12, 4), (8, 4), (4, 8)), "A": ((8, 6),),   "B": ((6, 8), (4, 12))},
+    ("x86-64-v4",  "float32"): {"C": ((8, 48),  (8, 48), (14, 16), (8, 16), (8, 32), (6, 64), (14, 32)),
                                 "A": ((32, 14), (64, 6)),                       "B": ((6, 64), (14, 32))},
-    ("x86-64-v4",  "float64"): {"C": ((8, 24),  (8, 24), (14, 8),  (8, 16), (6, 32), (14, 16)),
+    ("x86-64-v4",  "float64"): {"C": ((8, 24),  (8, 24), (14, 8),  (8, 8),  (8, 16), (6, 32), (14, 16)),
                                 "A": ((16, 14), (32, 6)),                       "B": ((6, 32), (14, 16))},
-    ("armv8-neon", "float32"): {"C": ((8, 12),  (8, 8),  (16, 4), (8, 8), (6, 16)), "A": ((8, 12),), "B": ((12, 8),)},
-    ("armv8-neon", "float64"): {"C": ((8, 6),   (8, 4),  (16, 2), (8, 4), (6, 8)),  "A": ((4, 12),),  "B": ((12, 4),)},
+    ("armv8-neon", "float32"): {"C": ((8, 12),  (8, 8),  (16, 4), (8, 4), (8, 8), (6, 16)), "A": ((8, 12),), "B": ((12, 8),)},
+    ("armv8-neon", "float64"): {"C": ((8, 6),   (8, 4),  (16, 2), (8, 2), (8, 4), (6, 8)), "A": ((4, 12),),  "B": ((12, 4),)},
 }
 
 #: The same for the instruction sets of ``isa.EMITTED_ISAS``.

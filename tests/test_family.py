@@ -15,20 +15,15 @@ from equivalence import RUNNABLE, assert_close, assert_same_bits, planned
 import tvmgemm
 from tvmgemm import dispatch
 from tvmgemm.build.parent import build
+from tvmgemm.family.members import member
 from tvmgemm.family.tiles import TILES
 from tvmgemm.family.variants import VARIANTS
 from tvmgemm.problem import DTYPES, OPS
 from tvmgemm.spec import KernelSpec
 
 
-def member(isa: str, dtype: str, variant: str, tile: tuple[int, int], packing: str, parallel: str, op: str):
-    dimensions = VARIANTS[variant].tile_dimensions
-    sizes = {"mr": 0, "nr": 0, "kr": 0, **{d + "r": size for d, size in zip(dimensions, tile)}}
-    return KernelSpec(dtype, isa, variant, **sizes, packing=packing, parallel=parallel, op=op)
-
-
 MEMBERS = [
-    member(isa, dtype, v.name, tile, packing, parallel, op)
+    member(v.name, dtype, isa, tile, packing, parallel=parallel, op=op)
     for isa, dtype, v in itertools.product(RUNNABLE, DTYPES, VARIANTS.values())
     for tile, packing, parallel, op in itertools.product(
         dict.fromkeys(TILES[isa, dtype][v.resident]), v.packings, ("", *v.parallel_loops), OPS

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from .blocking import BlockSizes, block_sizes, kc_of
 from .family.isa import Isa
+from .family.members import member
 from .family.tiles import TILES
 from .family.validity import check, unsuitable
 from .family.variants import VARIANTS
@@ -155,12 +156,8 @@ def _spec(rule: _Rule, problem: Problem, isa: Isa, options: Options) -> KernelSp
     tile = TILES[isa.name, problem.dtype][variant.resident][rule.tile]
     if options.microkernel is not None:
         tile = tuple(map(int, options.microkernel.split("x")))
-    sizes = {"mr": 0, "nr": 0, "kr": 0, **{d + "r": size for d, size in zip(variant.tile_dimensions, tile)}}
     packing = rule.packing if options.packing is None else options.packing
-    return KernelSpec(
-        dtype=problem.dtype, isa=isa.name, variant=variant.name, **sizes, op=problem.op, packing=packing,
-        parallel=rule.parallel,
-    )  # fmt: skip
+    return member(variant.name, problem.dtype, isa.name, tile, packing, op=problem.op, parallel=rule.parallel)
 
 
 def blocks_of(spec: KernelSpec, host: Host) -> BlockSizes:

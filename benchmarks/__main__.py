@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
     notes = restart_undistorted()
     # Kernels that the benchmarks need stay in the checkout, not in the user's cache.
     os.environ.setdefault("TVMGEMM_CACHE_DIR", str(ROOT / "cache"))
-    from tvmgemm.problem import DTYPES
+    from tvmgemm.family.tiles import KERNEL_DTYPES
 
     from . import heatmap
     from .peers import PEERS
@@ -108,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
             counts = ", ".join(f"{len(list(suite.cases('float32', extent)))} {extent}" for extent in EXTENTS)
             print(f"{suite.name:<10} {suite.title} (cases: {counts})")
         return 0
-    choices = {"suite": SUITES, "peer": PEERS, "dtype": DTYPES}
+    choices = {"suite": SUITES, "peer": PEERS, "dtype": KERNEL_DTYPES}
     for what, known in choices.items():
         for name in getattr(arguments, f"{what}s") or ():
             if name not in known:

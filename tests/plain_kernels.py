@@ -114,6 +114,31 @@ int32_t badtask_##S(const void *A, const void *B, void *C, void *work, const voi
 { closure_t s = { A, B, C, g, pthread_self() }; return LAUNCH(bad_task_##S, &s); }
 KERNELS(float, float32)
 KERNELS(double, float64)
+
+/* The other dtypes: products alone, summed up as SUM. */
+#define PRODUCTS(TA, TB, TC, SUM, S) \
+static int32_t rows_##S(const TA *A, const TB *B, TC *C, const int64_t *g, SUM alpha, SUM beta) \
+{ \
+    for (int64_t i = 0; i < g[0]; i++) for (int64_t j = 0; j < g[1]; j++) { \
+        SUM sum = 0; \
+        for (int64_t p = 0; p < g[2]; p++) sum += (SUM)A[i*g[3] + p*g[4]] * (SUM)B[p*g[5] + j*g[6]]; \
+        TC *c = &C[i*g[7] + j*g[8]]; \
+        *c = alpha * sum + (beta == 0 ? 0 : beta * (SUM)*c); \
+    } \
+    return 0; \
+} \
+int32_t plain_##S(const void *A, const void *B, void *C, void *work, const void *scale, const int64_t *g) \
+{ return rows_##S(A, B, C, g, 1, 0); } \
+int32_t gemm_##S(const void *A, const void *B, void *C, void *work, const void *scale, const int64_t *g) \
+{ const SUM *s = scale; return rows_##S(A, B, C, g, s[0], s[1]); }
+#define INTEGERS(bits) \
+    PRODUCTS(int##bits##_t, int##bits##_t, int##bits##_t, int##bits##_t, int##bits) \
+    PRODUCTS(uint##bits##_t, uint##bits##_t, uint##bits##_t, uint##bits##_t, uint##bits)
+INTEGERS(8) INTEGERS(16) INTEGERS(32) INTEGERS(64)
+PRODUCTS(_Float16, _Float16, _Float16, float, float16)
+PRODUCTS(float _Complex, float _Complex, float _Complex, float _Complex, complex64)
+PRODUCTS(double _Complex, double _Complex, double _Complex, double _Complex, complex128)
+PRODUCTS(_Bool, _Bool, _Bool, _Bool, bool)
 """
 
 COUNTERS = ("entered", "threads_wanted", "tasks_seen", "nested_tasks_seen", "worker_rounds_up", "late")
@@ -136,7 +161,7 @@ def library() -> str:
     source, path = os.path.join(folder.name, "kernels.c"), os.path.join(folder.name, "kernels.so")
     with open(source, "w", encoding="utf-8") as file:
         file.write(SOURCE)
-    options = ["-O2", "-std=gnu11", "-frounding-math", "-fPIC", "-shared", "-pthread"]
+    options = ["-O2", "-fwrapv", "-std=gnu11", "-frounding-math", "-fPIC", "-shared", "-pthread"]
     subprocess.run([compiler(), *options, "-o", path, source], check=True, timeout=120)
     return path
 

@@ -13,10 +13,11 @@ import itertools
 import pytest
 from emulation import AARCH64, Kernels, spec_of
 from emulation_cases import Case, Run, cases, check, suitable
+from equivalence import FLOATS
 
 from tvmgemm.family.tiles import TILES
 from tvmgemm.family.variants import VARIANTS
-from tvmgemm.problem import DTYPES, OPS
+from tvmgemm.problem import OPS
 from tvmgemm.spec import STEPS, SWITCHES, KernelSpec
 
 ISA = "armv8-neon"
@@ -27,18 +28,18 @@ make = functools.partial(spec_of, ISA)
 #: operands in place.
 DEFAULTS = [
     make(dtype, name, op, parallel=loop)
-    for name, dtype, op in itertools.product(VARIANTS, DTYPES, OPS)
+    for name, dtype, op in itertools.product(VARIANTS, FLOATS, OPS)
     for loop in ("", VARIANTS[name].parallel_loops[-1])
 ]
-DEFAULTS += [make(dtype, "B3A2C0", packing="none") for dtype in DTYPES]
+DEFAULTS += [make(dtype, "B3A2C0", packing="none") for dtype in FLOATS]
 
 #: Every packing and parallel loop; every tile, step and switch by itself.
 EVERYTHING = [
     make(dtype, name, op, packing, loop)
-    for name, dtype, op in itertools.product(VARIANTS, DTYPES, OPS)
+    for name, dtype, op in itertools.product(VARIANTS, FLOATS, OPS)
     for packing, loop in itertools.product(VARIANTS[name].packings, ("", *VARIANTS[name].parallel_loops))
 ]
-for name, dtype in itertools.product(VARIANTS, DTYPES):
+for name, dtype in itertools.product(VARIANTS, FLOATS):
     row = VARIANTS[name]
     EVERYTHING += [
         make(dtype, name, packing=packing, tile=tile)
@@ -72,7 +73,7 @@ def kernels(request, tmp_path_factory):
     """Compiles the kernels of all tests that were asked for."""
     AARCH64.skip_if_missing()
     built = Kernels(tmp_path_factory.mktemp("aarch64"))
-    built.announce([reference_spec(dtype, op) for dtype, op in itertools.product(DTYPES, OPS)])
+    built.announce([reference_spec(dtype, op) for dtype, op in itertools.product(FLOATS, OPS)])
     built.announce(
         [item.callspec.params["spec"] for item in request.session.items if item.fspath == request.fspath]
     )

@@ -10,6 +10,7 @@ import itertools
 import numpy as np
 import pytest
 from equivalence import (
+    FLOATS,
     EDGE_SIZES,
     FORCED,
     RUNNABLE,
@@ -34,11 +35,10 @@ import tvmgemm
 from tvmgemm import dispatch
 from tvmgemm.blocking import KC_STEP
 from tvmgemm.family.tiles import TILES
-from tvmgemm.problem import DTYPES
 
 pytestmark = pytest.mark.skipif(not RUNNABLE, reason="no kernels for this CPU")
 
-every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+every_dtype = pytest.mark.parametrize("dtype", FLOATS)
 every_isa = pytest.mark.parametrize("isa", RUNNABLE)
 one_and_two_threads = pytest.mark.parametrize("threads", [1, 2])
 

@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from equivalence import FORCED, RUNNABLE, planned
+from equivalence import FLOATS, FORCED, RUNNABLE, planned
 
 import tvmgemm
 from tvmgemm import dispatch
@@ -18,7 +18,7 @@ from tvmgemm.problem import DTYPES
 
 pytestmark = pytest.mark.skipif(not RUNNABLE, reason="no kernels for this CPU")
 
-every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+every_dtype = pytest.mark.parametrize("dtype", FLOATS)
 
 
 def ones(*shape, dtype="float32"):
@@ -81,8 +81,7 @@ def test_computes_and_counts_nothing():
         (ones(1, 50), ones(50, 60), {}, "matrix-vector"),
         (ones(60, 50), ones(50), {}, "matrix-vector"),
         (ones(9, 9), ones(9, 9), {"variant": "numpy"}, "TVMGEMM_VARIANT=numpy"),
-        (ones(9, 9, dtype="i8"), ones(9, 9, dtype="i8"), {}, "no kernels for int64 yet"),
-        (ones(9, 9, dtype="c8"), ones(9, 9), {}, "no kernels for complex64 yet"),
+        (ones(9, 9, dtype="g"), ones(9, 9), {}, f"no kernels for {np.dtype('g').name}; served: float32"),
         (ones(0, 4, 4), ones(4, 4), {"variant": FORCED}, "stack is empty"),
     ],
 )
@@ -166,6 +165,11 @@ def test_lists_and_promotion():
 # -- counters
 
 
+def counted(counts: dict[str, int]) -> dict[str, int]:
+    """Those that are not zero."""
+    return {dtype: count for dtype, count in counts.items() if count}
+
+
 def test_stats_count_by_dtype_and_kernel():
     tvmgemm.reset_stats()
     empty = tvmgemm.stats()
@@ -176,13 +180,13 @@ def test_stats_count_by_dtype_and_kernel():
             for _ in range(calls):
                 tvmgemm.matmul(ones(20, 20, dtype=dtype), ones(20, 20, dtype=dtype))
         now = tvmgemm.stats()
-        assert now.served == {"float32": 3, "float64": 2} and not any(now.declined.values())
+        assert counted(now.served) == {"float32": 3, "float64": 2} and not any(now.declined.values())
         assert sum(now.kernels.values()) == 5
     with planned(variant="numpy"):
         tvmgemm.matmul(ones(20, 20), ones(20, 20))
         np.matmul(ones(20, 20), ones(20, 20))  # not patched: not ours to count
         now = tvmgemm.stats()
-        assert now.declined == {"float32": 1, "float64": 0} and now.served["float32"] == 3
+        assert counted(now.declined) == {"float32": 1} and now.served["float32"] == 3
     text = str(now)
     assert "float32: 3 calls served, 1 declined" in text and all(name in text for name in now.kernels)
     tvmgemm.reset_stats()

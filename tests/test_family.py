@@ -10,7 +10,7 @@ import itertools
 
 import numpy as np
 import pytest
-from equivalence import RUNNABLE, assert_close, assert_same_bits, planned
+from equivalence import FLOATS, RUNNABLE, assert_close, assert_same_bits, planned
 
 import tvmgemm
 from tvmgemm import dispatch
@@ -18,13 +18,13 @@ from tvmgemm.build.parent import build
 from tvmgemm.family.members import member
 from tvmgemm.family.tiles import TILES
 from tvmgemm.family.variants import VARIANTS
-from tvmgemm.problem import DTYPES, OPS
+from tvmgemm.problem import OPS
 from tvmgemm.spec import KernelSpec
 
 
 MEMBERS = [
     member(v.name, dtype, isa, tile, packing, parallel=parallel, op=op)
-    for isa, dtype, v in itertools.product(RUNNABLE, DTYPES, VARIANTS.values())
+    for isa, dtype, v in itertools.product(RUNNABLE, FLOATS, VARIANTS.values())
     for tile, packing, parallel, op in itertools.product(
         dict.fromkeys(TILES[isa, dtype][v.resident]), v.packings, ("", *v.parallel_loops), OPS
     )
@@ -115,7 +115,7 @@ def test_members(built):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("isa", RUNNABLE)
 def test_all_members(built, isa, dtype, variant):
     specs = [s for s in REST if (s.isa, s.dtype, s.variant) == (isa, dtype, variant)]
@@ -124,7 +124,7 @@ def test_all_members(built, isa, dtype, variant):
         run(spec)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_one_order_of_summation(built, dtype):
     """All variants give the same bits, also where k spans several blocks: what is packed has the sums of one block."""
     members = [s for s in SPREAD if is_default(s) and s.dtype == dtype]

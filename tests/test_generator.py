@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from equivalence import FORCED, RUNNABLE, assert_close, fill, lay_out, row_major
+from equivalence import FLOATS, FORCED, RUNNABLE, assert_close, fill, lay_out, row_major
 
 from tvmgemm.build.link import find_linker, link
 from tvmgemm.family.isa import ISAS
@@ -219,7 +219,7 @@ def test_tiles_of_the_table_are_possible():
         for resident, sizes in tiles.items():
             for rows, columns in sizes:
                 check_tile(rows, columns, isa, DTYPES[dtype].itemsize, resident)
-    assert set(TILES) == set(itertools.product(ISAS, DTYPES))
+    assert set(TILES) >= set(itertools.product(ISAS, FLOATS))
 
 
 def test_a_loop_that_cannot_be_parallel_is_refused():

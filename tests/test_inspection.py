@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import pytest
+from equivalence import FLOATS
 
 from tvmgemm.family.inspection import InnerLoop, hottest, inner_loops
 from tvmgemm.family.instructions import SYNTAX
@@ -274,14 +275,15 @@ def test_instruction_sets_that_are_only_emitted_are_nobodys():
     for isa in EMITTED_ISAS.values():
         everything = frozenset().union(*(other.requires for other in ISAS.values()))
         assert Host(isa.arch, everything, (), 1).isa() is None
-        assert {(isa.name, dtype) for dtype in DTYPES} <= set(EMITTED_TILES)
+        assert {(isa.name, dtype) for dtype in FLOATS} <= set(EMITTED_TILES)
 
 
 def test_targets_have_tiles_that_fit():
     assert set(ISAS) | set(EMITTED_ISAS) <= set(TARGETS)
     for target in TARGETS.values():
         isa = isa_of(target.isa)
-        for dtype, facts in DTYPES.items():
+        for dtype in FLOATS:
+            facts = DTYPES[dtype]
             tiles = tiles_of(isa.name, dtype)
             assert len(tiles["C"]) >= 3 and tiles["C"][2][1] == isa.lanes(facts.itemsize)
             for resident, shapes in tiles.items():
@@ -320,7 +322,7 @@ def promised() -> list:
     """(spec, target) of every kernel whose counts are checked, as parameters."""
     found = []
     for isa in ISAS:
-        for dtype in DTYPES:
+        for dtype in FLOATS:
             # What planners choose besides the defaults: A in place.
             in_place = [member("A3C2B0", dtype, isa, packing="c"), member("B3A2C0", dtype, isa, packing="b")]
             specs = [*default_members(dtype, isa), *in_place]

@@ -14,17 +14,21 @@ import pytest
 from plain_kernels import compiler, native  # noqa: F401
 
 import tvmgemm._native
-from tvmgemm import frontend
+from tvmgemm import frontend, problem
 from tvmgemm.frontend import matmul
 
 NATIVE = pathlib.Path(frontend.__file__).parent / "native"
-DTYPES = {0: "float32", 1: "float64"}
+#: Those of one element type that NumPy has a loop for.
+DTYPES = {d.native_id: name for name, d in problem.DTYPES.items() if name in np.sctypeDict and d.a == d.b == d.c}
 ROW, COL, STRIDED = 0, 1, 2
 
 
 def whole_numbers(shape, dtype="float32", seed=0):
-    """Small integers: their products and sums are exact in every order."""
-    return np.random.default_rng(seed).integers(-4, 5, shape).astype(dtype)
+    """Small integers: their products and sums are exact in every order, or wrap around."""
+    numbers = np.random.default_rng(seed).integers(-4, 5, shape)
+    if np.dtype(dtype).kind == "c":
+        numbers = numbers + 1j * numbers[..., ::-1]
+    return numbers.astype(dtype)
 
 
 def arranged(x: np.ndarray, layout: str) -> np.ndarray:
@@ -151,7 +155,7 @@ def test_output_that_overlaps_an_input(served):
 
 
 def test_other_dtypes_stay_with_numpy(served):
-    for dtype in ("int8", "int64", "float16", "complex64", "longdouble", "bool", "object"):
+    for dtype in ("longdouble", "clongdouble", "object"):
         a = whole_numbers((3, 4), dtype)
         np.testing.assert_array_equal(matmul(a, a.T), np.matmul(a, a.T))
     assert sum(served.lib.tg_served(d) + served.lib.tg_declined(d) for d in DTYPES) == 0
@@ -284,10 +288,10 @@ def test_work_bounds_do_not_overflow(native):
 
 
 def test_bad_plans_and_problems_are_refused(native):
-    assert native.lib.tg_publish(native.plan(None, dtype=2)) == -1
+    assert native.lib.tg_publish(native.plan(None, dtype=native.lib.TG_NDTYPES)) == -1
     assert native.lib.tg_publish(native.plan(None, op=-1)) == -1
-    assert native.lib.tg_lookup(native.problem(dtype=7)) == -1
-    assert native.lib.tg_served(9) == native.lib.tg_declined(9) == 0
+    assert native.lib.tg_lookup(native.problem(dtype=native.lib.TG_NDTYPES)) == -1
+    assert native.lib.tg_served(99) == native.lib.tg_declined(99) == 0
 
 
 def test_unpublish_and_clear(native):
@@ -407,9 +411,10 @@ def test_miss_leaves_no_floating_point_flags(native):
 
 
 def test_kernel_flags_reach_errstate(served):
-    big = np.full((2, 2), np.finfo(served.name).max)
-    with np.errstate(over="raise"), pytest.raises(FloatingPointError, match="overflow encountered in matmul"):
-        matmul(big, big)
+    if np.dtype(served.name).kind in "fc":
+        big = np.full((2, 2), np.finfo(served.name).max, served.name)
+        with np.errstate(over="raise"), pytest.raises(FloatingPointError, match="overflow encountered in matmul"):
+            matmul(big, big)
     with np.errstate(all="raise"):
         matmul(np.ones((2, 2), served.name), np.ones((2, 2), served.name))
 
@@ -417,7 +422,7 @@ def test_kernel_flags_reach_errstate(served):
 def test_no_callback_while_the_interpreter_ends(native):
     program = """if True:
         import numpy as np
-        from tvmgemm import frontend
+        from tvmgemm import frontend, problem
         frontend.on_miss = lambda p: print("asked") or 0
         class Last:
             def __del__(self, matmul=frontend.matmul, a=np.ones((2, 2))):
@@ -469,11 +474,11 @@ def test_counters(native):
     matmul(np.ones((6, 3, 3)), np.ones((3, 2)))
     count = [native.lib.tg_kernel_calls(kernel) for kernel in kernels]
     assert count == [3, 1, 1]  # a batch is one inner-loop call
-    assert [native.lib.tg_served(d) for d in DTYPES] == [4, 1]
+    assert [native.lib.tg_served(d) for d in (0, 1)] == [4, 1]
     native.lib.tg_clear_plans()  # counts survive: they tell what happened
     assert [native.lib.tg_kernel_calls(kernel) for kernel in kernels] == count
     native.lib.tg_reset_counters()
-    assert [native.lib.tg_served(d) for d in DTYPES] == [0, 0]
+    assert [native.lib.tg_served(d) for d in (0, 1)] == [0, 0]
 
 
 def test_workspace_is_aligned_kept_and_released(native):

@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 from plain_kernels import native  # noqa: F401
 
+from tvmgemm import problem
 from tvmgemm.frontend import lib, numpys_matmul
 from tvmgemm.patching import is_patched, patch_numpy, patched, unpatch_numpy
 
 test_multiarray = pytest.importorskip("numpy._core.tests.test_multiarray", reason="needs NumPy's own tests")
 
-DTYPES = {"float32": 0, "float64": 1}
+#: Those of one element type that NumPy has a loop for, and NumPy's letters for them.
+DTYPES = {name: d.native_id for name, d in problem.DTYPES.items() if name in np.sctypeDict and d.a == d.b == d.c}
+LETTERS = "?bBhHiIlLqQefdFD"
 
 
 def loop_pointers() -> list[int]:
@@ -44,14 +47,15 @@ def served(native):
 
 def serves() -> bool:
     """Whether np.matmul runs our loop, and that is_patched says so."""
-    before = lib.tg_served(0), lib.tg_served(1)
-    for dtype in DTYPES:
-        a = np.ones((3, 3), dtype)
-        assert ((a @ a) == 3).all()
-    after = lib.tg_served(0), lib.tg_served(1)
-    assert after in (before, (before[0] + 1, before[1] + 1))
-    assert is_patched() == (after != before)
-    return after != before
+    before = sum(map(lib.tg_served, DTYPES.values()))
+    for letter in LETTERS:
+        a = np.ones((3, 3), letter)
+        c = a @ a
+        assert (c == a.dtype.type(3)).all() and c.dtype == a.dtype
+    calls = sum(map(lib.tg_served, DTYPES.values())) - before
+    assert calls in (0, len(LETTERS))
+    assert is_patched() == (calls > 0)
+    return calls > 0
 
 
 def test_patch_and_restore():
@@ -59,7 +63,7 @@ def test_patch_and_restore():
     patch_numpy()
     assert serves()
     changed = [i for i, (now, numpys) in enumerate(zip(loop_pointers(), NUMPYS)) if now != numpys]
-    assert [numpys_matmul.types[i] for i in changed] == ["ff->f", "dd->d"]
+    assert [numpys_matmul.types[i] for i in changed] == [f"{x}{x}->{x}" for x in LETTERS]
     unpatch_numpy()
     assert not serves() and loop_pointers() == NUMPYS
 

@@ -8,6 +8,7 @@ import sys
 from dataclasses import fields, replace
 
 import pytest
+from equivalence import FLOATS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -137,7 +138,7 @@ sizes = st.one_of(
 )
 problems = st.builds(
     Problem,
-    dtype=st.sampled_from(sorted(DTYPES)),
+    dtype=st.sampled_from(FLOATS),
     m=sizes,
     n=sizes,
     k=sizes,
@@ -300,7 +301,7 @@ def test_companions_are_the_kernels_that_plans_need_next():
 def test_names_of_kernels_are_unique():
     specs = {
         plan(Problem(dtype, m, n, k, op=op, b_layout=b), host, Options(num_threads=threads, max_isa=isa)).spec
-        for dtype in DTYPES
+        for dtype in FLOATS
         for op in OPS
         for b in (ROW, COL)
         for isa in (None, *ISAS)
@@ -334,3 +335,11 @@ def test_planning_touches_no_machine_and_no_compiler():
 
 def test_default_variant_exists():
     assert FORCED in VARIANTS and planner.PARALLEL_WORK > planner.SYMMETRIC_WORK > 0
+
+
+def test_a_dtype_without_kernels_is_declined_everywhere_at_once(monkeypatch):
+    monkeypatch.setattr(planner, "TILES", {key: tiles for key, tiles in TILES.items() if key[1] in FLOATS})
+    for dtype in set(DTYPES) - set(FLOATS):
+        decided = plan(Problem(dtype, 9, 8, 7), HOSTS["server"], Options())
+        assert not decided.served and not decided.refused and decided.box == Box()
+        assert decided.reason == f"no kernels for {dtype} on x86-64-v4"

@@ -189,7 +189,7 @@ seen(warned=caught)
 
 
 def assert_numpy_served_with_one_warning(said: dict, *words: str) -> None:
-    assert said["served"] == {"float32": 0, "float64": 0} and sum(said["declined"].values()) == 4
+    assert not any(said["served"].values()) and sum(said["declined"].values()) == 4
     assert said["builds"] == 0 and len(said["warned"]) == 1
     assert said["warned"][0].startswith("RuntimeWarning")
     for word in words:
@@ -513,7 +513,7 @@ def test_a_kernel_that_is_being_built_and_fails(tmp_path):
 
 def test_jit_off(tmp_path):
     said = run(SAY, TVMGEMM_CACHE_DIR=tmp_path / "k", TVMGEMM_JIT="off")
-    assert said["served"] == {"float32": 0, "float64": 0} and sum(said["declined"].values()) == 4
+    assert not any(said["served"].values()) and sum(said["declined"].values()) == 4
     assert said["builds"] == 0 and said["warned"] == [] and not entries(tmp_path / "k")
 
 
@@ -785,7 +785,7 @@ def test_products_inside_the_warning(tmp_path):
     seen(inner=inner, warned=caught)
     """
     said = run(program, TVMGEMM_CACHE_DIR=tmp_path / "k", PATH=str(tmp_path), CC=None)
-    assert said["inner"] and all(said["inner"]) and said["served"] == {"float32": 0, "float64": 0}
+    assert said["inner"] and all(said["inner"]) and not any(said["served"].values())
 
 
 def test_the_users_files_are_not_imported(tmp_path):

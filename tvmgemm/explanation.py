@@ -8,6 +8,7 @@ import numpy as np
 
 from . import dispatch
 from ._native import ffi, lib
+from .family.tiles import KERNEL_DTYPES
 from .frontend import matmul
 from .planner import Plan
 from .problem import DTYPES, Problem
@@ -69,7 +70,7 @@ def explain(a, b) -> Explanation:
     a, b = np.asanyarray(a), np.asanyarray(b)
     dtype = np.matmul.resolve_dtypes((a.dtype, b.dtype, None))[2]
     if dtype.name not in DTYPES:
-        return Explanation(False, f"no kernels for {dtype.name} yet; served: {', '.join(DTYPES)}", dtype.name)
+        return Explanation(False, f"no kernels for {dtype.name}; served: {', '.join(KERNEL_DTYPES)}", dtype.name)
     problem, calls = _probed(a, b)
     if problem is None:
         return Explanation(False, "the stack is empty: nothing is computed", dtype.name)

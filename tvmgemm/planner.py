@@ -124,6 +124,8 @@ def plan(problem: Problem, host: Host, options: Options) -> Plan:
         return Plan(None, None, 1, Box(), "TVMGEMM_VARIANT=numpy leaves every product to NumPy")
     if isa is None:
         return Plan(None, None, 1, Box(), f"no kernels exist for this CPU ({host.arch}, {options.max_isa or 'any level'})")
+    if (isa.name, problem.dtype) not in TILES:
+        return Plan(None, None, 1, Box(), f"no kernels for {problem.dtype} on {isa.name}")
     options = replace(options, num_threads=options.num_threads or host.cores)
     box = Box()
     for rule in _rules(problem, isa, host, options):

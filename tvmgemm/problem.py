@@ -12,16 +12,69 @@ LAYOUT_NAMES = ("row", "col", "strided")
 OPS = ("matmul", "gemm")
 
 
+#: Bytes of an element, by its NumPy name.
+_SIZES = {
+    "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2, "int32": 4, "uint32": 4,
+    "float32": 4, "int64": 8, "uint64": 8, "float64": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class DType:
-    """A dtype that kernels exist for: its NumPy name, its number in the native part, bytes per element."""
+    """What a product can be made of: its name, its number in the native part, the elements of A, B and C.
+
+    ``a``, ``b``, ``c`` are NumPy's names of element types (``bfloat16`` is that of ml_dtypes). Where they differ, the
+    product is a mixed one, named after its inputs and its output: ``"uint8-int8-int32"``.
+    """
 
     name: str
     native_id: int
-    itemsize: int
+    a: str
+    b: str
+    c: str
+
+    @property
+    def a_size(self) -> int:
+        """Bytes of an element of A."""
+        return _SIZES[self.a]
+
+    @property
+    def b_size(self) -> int:
+        """Bytes of an element of B."""
+        return _SIZES[self.b]
+
+    @property
+    def c_size(self) -> int:
+        """Bytes of an element of C."""
+        return _SIZES[self.c]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of C; of every element, unless the product is mixed."""
+        return self.c_size
 
 
-DTYPES: dict[str, DType] = {d.name: d for d in (DType("float32", 0, 4), DType("float64", 1, 8))}
+#: The inputs and the output of every dtype, numbered as in native/native.h.
+_ELEMENTS = {
+    **{
+        name: (name, name, name)
+        for name in (
+            "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16",
+            "complex64", "complex128", "bool",
+        )
+    },
+    "int8-int32": ("int8", "int8", "int32"),
+    "uint8-int8-int32": ("uint8", "int8", "int32"),
+    "uint8-int32": ("uint8", "uint8", "int32"),
+    "uint8-uint32": ("uint8", "uint8", "uint32"),
+    "int16-int32": ("int16", "int16", "int32"),
+    "float16-float32": ("float16", "float16", "float32"),
+    "bfloat16-float32": ("bfloat16", "bfloat16", "float32"),
+    "bfloat16": ("bfloat16", "bfloat16", "bfloat16"),
+}  # fmt: skip
+
+#: Every dtype that the native part knows. Which have kernels, and where, is for ``family.tiles`` to say.
+DTYPES: dict[str, DType] = {name: DType(name, i, *abc) for i, (name, abc) in enumerate(_ELEMENTS.items())}
 _DTYPE_NAMES = {d.native_id: d.name for d in DTYPES.values()}
 
 

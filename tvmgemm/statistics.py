@@ -28,7 +28,11 @@ class Statistics:
     build_seconds: float = 0.0
 
     def __str__(self) -> str:
-        lines = [f"{dtype}: {self.served[dtype]} calls served, {self.declined[dtype]} declined" for dtype in self.served]
+        lines = [
+            f"{dtype}: {served} calls served, {self.declined[dtype]} declined"
+            for dtype, served in self.served.items()
+            if served or self.declined[dtype]
+        ]
         lines += [f"{calls:>12} {name}" for name, calls in sorted(self.kernels.items())]
         lines.append(
             f"{self.builds} kernels built in {self.build_seconds:.2f} s, {self.failed_builds} failed, "

@@ -22,6 +22,7 @@ from tvmgemm.family.isa import isa_of
 from tvmgemm.family.members import default_members, member
 from tvmgemm.family.outline import outline
 from tvmgemm.family.targets import TARGETS, Target
+from tvmgemm.family.tiles import KERNEL_DTYPES
 from tvmgemm.family.validity import check
 from tvmgemm.family.variants import VARIANTS
 from tvmgemm.host import host
@@ -76,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     loops, steps = ("ic", "jc", "none"), ", ".join(STEPS)
     # fmt: off
     add("--variant", default="B3A2C0", choices=[*VARIANTS, "all"], metavar="V", help=", ".join(VARIANTS))
-    add("--dtype", default="float32", choices=[*DTYPES, "all"], metavar="D", help=", ".join(DTYPES))
+    add("--dtype", default="float32", choices=[*KERNEL_DTYPES, "all"], metavar="D", help=", ".join(KERNEL_DTYPES))
     add("--target", default="host", metavar="T", help="host, or one of the targets below")
     add("--op", default=OPS[0], choices=OPS, metavar="O", help="matmul: A.B; gemm: alpha.A.B + beta.C")
     add("--microkernel", type=_tile, metavar="RxC", help="tile of the resident operand, as in 14x32")
@@ -150,7 +151,7 @@ def _specs(asked: argparse.Namespace, target: Target, parser: argparse.ArgumentP
     if changed := [name for name in names if getattr(asked, name) != parser.get_default(name)]:
         option = "--" + changed[0].replace("_", "-")
         parser.error(f"'all' shows default kernels; leave out {option}, or name one variant and one dtype")
-    dtypes = DTYPES if asked.dtype == "all" else [asked.dtype]
+    dtypes = KERNEL_DTYPES if asked.dtype == "all" else [asked.dtype]
     specs = [spec for dtype in dtypes for spec in default_members(dtype, target.isa)]
     return [spec for spec in specs if asked.variant in ("all", spec.variant)]
 

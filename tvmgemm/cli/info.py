@@ -13,8 +13,8 @@ import tvmgemm
 from tvmgemm import settings
 from tvmgemm.build.link import find_linker
 from tvmgemm.family.isa import ISAS
+from tvmgemm.family.tiles import KERNEL_DTYPES
 from tvmgemm.host import host
-from tvmgemm.problem import DTYPES
 from tvmgemm.store import open_store
 from tvmgemm.store.key import TVM_FFI_VERSION, TVM_VERSION
 
@@ -71,7 +71,7 @@ def collect() -> dict:
             "bytes": sum(entry.bytes for entry in entries),
             "limit": store.limit,
         },
-        "dtypes": list(DTYPES),
+        "dtypes": list(KERNEL_DTYPES),
         "settings": {
             name: {"value": getattr(current, name), "source": source}
             for name, source in settings.sources().items()

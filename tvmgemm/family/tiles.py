@@ -37,6 +37,9 @@ EMITTED_TILES: dict[tuple[str, str], dict[str, tuple[tuple[int, int], ...]]] = {
 }
 # fmt: on
 
+#: The dtypes that have kernels on some instruction set, in the order of the table.
+KERNEL_DTYPES: tuple[str, ...] = tuple(dict.fromkeys(dtype for _, dtype in TILES))
+
 
 def tiles_of(isa_name: str, dtype: str) -> dict[str, tuple[tuple[int, int], ...]]:
     """Resident operand -> tiles, from either table."""

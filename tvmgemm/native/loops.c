@@ -36,27 +36,36 @@ ALWAYS_INLINE int32_t layout_of(const operand *x)
     return x->cs == 1 ? TG_ROW : x->rs == 1 ? TG_COL : TG_STRIDED;
 }
 
+/* What there is to know of the elements of a dtype, see TG_DTYPES. */
+typedef struct { int a_shift, b_shift, c_shift; bool same_inputs; } elements;
+static const elements ELEMENTS[TG_NDTYPES] = {
+#define ROW(id, a, b, c, same) [id] = { a, b, c, same },
+    TG_DTYPES(ROW)
+#undef ROW
+};
+
 /* Fills the problem and the operands. False: a stride is not a multiple of the item size. */
-ALWAYS_INLINE bool canonicalise(char **args, const intptr_t *dims, const intptr_t *steps, int shift,
+ALWAYS_INLINE bool canonicalise(char **args, const intptr_t *dims, const intptr_t *steps, elements e,
                                 tg_problem *p, operand *a, operand *b, operand *c)
 {
-    intptr_t any = steps[STEP_RSA] | steps[STEP_CSA] | steps[STEP_RSB] | steps[STEP_CSB]
-        | steps[STEP_RSC] | steps[STEP_CSC];
-    if (TG_UNLIKELY(any & (((intptr_t)1 << shift) - 1)))
+    const intptr_t in_a = steps[STEP_RSA] | steps[STEP_CSA], in_b = steps[STEP_RSB] | steps[STEP_CSB],
+                   in_c = steps[STEP_RSC] | steps[STEP_CSC];
+    if (TG_UNLIKELY((in_a & (((intptr_t)1 << e.a_shift) - 1)) | (in_b & (((intptr_t)1 << e.b_shift) - 1))
+                    | (in_c & (((intptr_t)1 << e.c_shift) - 1))))
         return false;
     p->batch = dims[DIM_BATCH];
     p->m = dims[DIM_M];
     p->k = dims[DIM_K];
     p->n = dims[DIM_N];
-    *a = (operand){ args[0], steps[STEP_A], steps[STEP_RSA] >> shift, steps[STEP_CSA] >> shift };
-    *b = (operand){ args[1], steps[STEP_B], steps[STEP_RSB] >> shift, steps[STEP_CSB] >> shift };
-    *c = (operand){ args[2], steps[STEP_C], steps[STEP_RSC] >> shift, steps[STEP_CSC] >> shift };
-    p->symmetric = a->base == b->base && p->m == p->n && a->rs == b->cs && a->cs == b->rs
+    *a = (operand){ args[0], steps[STEP_A], steps[STEP_RSA] >> e.a_shift, steps[STEP_CSA] >> e.a_shift };
+    *b = (operand){ args[1], steps[STEP_B], steps[STEP_RSB] >> e.b_shift, steps[STEP_CSB] >> e.b_shift };
+    *c = (operand){ args[2], steps[STEP_C], steps[STEP_RSC] >> e.c_shift, steps[STEP_CSC] >> e.c_shift };
+    p->symmetric = e.same_inputs && a->base == b->base && p->m == p->n && a->rs == b->cs && a->cs == b->rs
         && (p->batch == 1 || a->step == b->step);
     settle_unit_dimensions(a, p->m, p->k);
     settle_unit_dimensions(b, p->k, p->n);
     settle_unit_dimensions(c, p->m, p->n);
-    p->transposed = c->rs == 1 && c->cs != 1;
+    p->transposed = e.same_inputs && c->rs == 1 && c->cs != 1;
     if (p->transposed) {              /* C is column-major: C^T = B^T.A^T has a row-major result */
         operand old = *a;
         int64_t m = p->m;
@@ -68,7 +77,7 @@ ALWAYS_INLINE bool canonicalise(char **args, const intptr_t *dims, const intptr_
     }
     p->a_layout = layout_of(a);
     p->b_layout = layout_of(b);
-    p->c_layout = layout_of(c);
+    p->c_layout = c->cs == 1 ? TG_ROW : TG_STRIDED;
     return true;
 }
 
@@ -121,7 +130,7 @@ ALWAYS_INLINE int run(tg_thread *self, tg_entry *entry, const tg_problem *p, con
     return SERVED;
 }
 
-ALWAYS_INLINE int serve(char **args, const intptr_t *dims, const intptr_t *steps, int dtype, int shift,
+ALWAYS_INLINE int serve(char **args, const intptr_t *dims, const intptr_t *steps, int dtype, elements e,
                         int op, const void *scale)
 {
     tg_thread *self = &tg_self;
@@ -129,7 +138,7 @@ ALWAYS_INLINE int serve(char **args, const intptr_t *dims, const intptr_t *steps
     operand a, b, c;
     p.dtype = dtype;
     p.op = op;
-    bool possible = canonicalise(args, dims, steps, shift, &p, &a, &b, &c);
+    bool possible = canonicalise(args, dims, steps, e, &p, &a, &b, &c);
     if (TG_UNLIKELY(self->probing)) {
         if (!possible)
             p = (tg_problem){ .dtype = -1 };
@@ -149,16 +158,17 @@ ALWAYS_INLINE int serve(char **args, const intptr_t *dims, const intptr_t *steps
 }
 
 /* C is write-only here, so after a failure NumPy's loop can compute everything again. */
-#define LOOP(id, npy, shift, name) \
+#define LOOP(npy, id, name) \
     void tg_loop_##name(char **args, const intptr_t *dims, const intptr_t *steps, void *data) \
     { \
         (void)data;                   /* a loop put into np.matmul gets NumPy's */ \
-        if (TG_UNLIKELY(serve(args, dims, steps, id, shift, TG_MATMUL, NULL) != SERVED)) { \
+        if (TG_UNLIKELY(serve(args, dims, steps, id, ELEMENTS[id], TG_MATMUL, NULL) != SERVED)) { \
+            const tg_numpy_loop *numpys = &tg_numpy_loops[TG_LOOP_##name]; \
             tg_count_declined(id); \
-            tg_numpy_loops[id].run(args, dims, steps, tg_numpy_loops[id].data); \
+            numpys->run(args, dims, steps, numpys->data); \
         } \
     }
-TG_DTYPES(LOOP)
+TG_LOOPS(LOOP)
 
 int tg_gemm(int dtype, int64_t m, int64_t n, int64_t k, const char *a, int64_t rsa, int64_t csa,
             const char *b, int64_t rsb, int64_t csb, char *c, int64_t rsc, int64_t csc, const void *scale)
@@ -166,15 +176,9 @@ int tg_gemm(int dtype, int64_t m, int64_t n, int64_t k, const char *a, int64_t r
     char *args[] = { (char *)a, (char *)b, c };
     const intptr_t dims[] = { 1, m, k, n };
     const intptr_t steps[] = { 0, 0, 0, rsa, csa, rsb, csb, rsc, csc };
-    int status = DECLINED;
-    switch (dtype) {
-#define CASE(id, npy, shift, name) \
-    case id: \
-        status = serve(args, dims, steps, id, shift, TG_GEMM, scale); \
-        break;
-    TG_DTYPES(CASE)
-    default: return DECLINED;
-    }
+    if (dtype < 0 || dtype >= TG_NDTYPES)
+        return DECLINED;
+    int status = serve(args, dims, steps, dtype, ELEMENTS[dtype], TG_GEMM, scale);
     if (status != SERVED)
         tg_count_declined(dtype);
     return status;

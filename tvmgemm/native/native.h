@@ -4,10 +4,57 @@
 #include <stdbool.h>
 #include "tvmgemm.h"
 
-/* The dtypes we serve, one row each: id, NumPy's type number, log2 of the item size in bytes, name. */
+/* What products are made of, one row each: id, log2 of the bytes of an element of A, B and C, and whether A
+ * and B have one element type. A product whose A and B differ is never computed transposed. */
 #define TG_DTYPES(ROW) \
-    ROW(TG_FLOAT32, NPY_FLOAT,  2, float32) \
-    ROW(TG_FLOAT64, NPY_DOUBLE, 3, float64)
+    ROW(TG_FLOAT32,          2, 2, 2, true) \
+    ROW(TG_FLOAT64,          3, 3, 3, true) \
+    ROW(TG_INT8,             0, 0, 0, true) \
+    ROW(TG_UINT8,            0, 0, 0, true) \
+    ROW(TG_INT16,            1, 1, 1, true) \
+    ROW(TG_UINT16,           1, 1, 1, true) \
+    ROW(TG_INT32,            2, 2, 2, true) \
+    ROW(TG_UINT32,           2, 2, 2, true) \
+    ROW(TG_INT64,            3, 3, 3, true) \
+    ROW(TG_UINT64,           3, 3, 3, true) \
+    ROW(TG_FLOAT16,          1, 1, 1, true) \
+    ROW(TG_COMPLEX64,        3, 3, 3, true) \
+    ROW(TG_COMPLEX128,       4, 4, 4, true) \
+    ROW(TG_BOOL,             0, 0, 0, true) \
+    ROW(TG_INT8_INT32,       0, 0, 2, true) \
+    ROW(TG_UINT8_INT8_INT32, 0, 0, 2, false) \
+    ROW(TG_UINT8_INT32,      0, 0, 2, true) \
+    ROW(TG_UINT8_UINT32,     0, 0, 2, true) \
+    ROW(TG_INT16_INT32,      1, 1, 2, true) \
+    ROW(TG_FLOAT16_FLOAT32,  1, 1, 2, true) \
+    ROW(TG_BFLOAT16_FLOAT32, 1, 1, 2, true) \
+    ROW(TG_BFLOAT16,         1, 1, 1, true)
+
+/* C's integer types by their width: two of them are 64 bits wide, and NumPy has loops for both. */
+#define TG_INT_OF(type)  (sizeof(type) == 8 ? TG_INT64 : sizeof(type) == 4 ? TG_INT32 : TG_INT16)
+#define TG_UINT_OF(type) (sizeof(type) == 8 ? TG_UINT64 : sizeof(type) == 4 ? TG_UINT32 : TG_UINT16)
+
+/* NumPy's loops that ours take the place of, one row each: NumPy's type number, id, name of our loop. */
+#define TG_LOOPS(ROW) \
+    ROW(NPY_FLOAT,     TG_FLOAT32,            float) \
+    ROW(NPY_DOUBLE,    TG_FLOAT64,            double) \
+    ROW(NPY_BOOL,      TG_BOOL,               bool) \
+    ROW(NPY_BYTE,      TG_INT8,               byte) \
+    ROW(NPY_UBYTE,     TG_UINT8,              ubyte) \
+    ROW(NPY_SHORT,     TG_INT_OF(short),      short) \
+    ROW(NPY_USHORT,    TG_UINT_OF(short),     ushort) \
+    ROW(NPY_INT,       TG_INT_OF(int),        int) \
+    ROW(NPY_UINT,      TG_UINT_OF(int),       uint) \
+    ROW(NPY_LONG,      TG_INT_OF(long),       long) \
+    ROW(NPY_ULONG,     TG_UINT_OF(long),      ulong) \
+    ROW(NPY_LONGLONG,  TG_INT_OF(long long),  longlong) \
+    ROW(NPY_ULONGLONG, TG_UINT_OF(long long), ulonglong) \
+    ROW(NPY_HALF,      TG_FLOAT16,            half) \
+    ROW(NPY_CFLOAT,    TG_COMPLEX64,          cfloat) \
+    ROW(NPY_CDOUBLE,   TG_COMPLEX128,         cdouble)
+
+#define TG_LOOP_NUMBER(npy, id, name) TG_LOOP_##name,
+enum { TG_LOOPS(TG_LOOP_NUMBER) TG_NLOOPS };
 
 /* State of one thread. Small, because glibc's room for the fast TLS model in an extension module is small. */
 typedef struct {
@@ -55,13 +102,13 @@ void tg_count_declined(int dtype);
 
 /* loops.c: the inner loops that we put in a ufunc, NumPy's ABI (npy_intp is intptr_t). */
 typedef void (*tg_loop_fn)(char **args, const intptr_t *dims, const intptr_t *steps, void *data);
-#define TG_DECLARE_LOOP(id, npy, shift, name) \
+#define TG_DECLARE_LOOP(npy, id, name) \
     void tg_loop_##name(char **args, const intptr_t *dims, const intptr_t *steps, void *data);
-TG_DTYPES(TG_DECLARE_LOOP)
+TG_LOOPS(TG_DECLARE_LOOP)
 
 /* ufunc.c: NumPy's own loops, to decline to; set before any of ours is installed and never changed. */
 typedef struct { tg_loop_fn run; void *data; } tg_numpy_loop;
-extern tg_numpy_loop tg_numpy_loops[TG_NDTYPES];
+extern tg_numpy_loop tg_numpy_loops[TG_NLOOPS];
 bool tg_python_finalizing(void);
 void tg_python_interrupt(void);       /* as if the user had pressed Ctrl-C now */
 

@@ -139,27 +139,35 @@ int tg_publish(const tg_plan *plan)
     return entry ? 0 : -1;
 }
 
+/* Slots before the first NULL. Under the lock; most tables are empty. */
+static int used(table *t)
+{
+    int i = 0;
+    while (i < SLOTS && atomic_load_explicit(&t->slot[i], memory_order_relaxed))
+        i++;
+    return i;
+}
+
 void tg_unpublish(int64_t id)
 {
     lock_plans();
-    for (int i = 0; i < TG_NDTYPES * TG_NOPS * SLOTS; i++) {
-        _Atomic(tg_entry *) *slot = &tables[i / SLOTS / TG_NOPS][i / SLOTS % TG_NOPS].slot[i % SLOTS];
-        tg_entry *entry = atomic_load_explicit(slot, memory_order_relaxed);
-        if (entry && entry != &tombstone && entry->plan.id == id)
-            atomic_store_explicit(slot, &tombstone, memory_order_release);
-    }
+    for (table *t = &tables[0][0]; t < &tables[0][0] + TG_NDTYPES * TG_NOPS; t++)
+        for (int i = 0; i < used(t); i++) {
+            tg_entry *entry = atomic_load_explicit(&t->slot[i], memory_order_relaxed);
+            if (entry != &tombstone && entry->plan.id == id)
+                atomic_store_explicit(&t->slot[i], &tombstone, memory_order_release);
+        }
     unlock_plans();
 }
 
 void tg_clear_plans(void)
 {
     lock_plans();
-    for (int d = 0; d < TG_NDTYPES; d++)
-        for (int op = 0; op < TG_NOPS; op++) {
-            tables[d][op].oldest = 0;
-            for (int i = 0; i < SLOTS; i++)
-                atomic_store_explicit(&tables[d][op].slot[i], NULL, memory_order_release);
-        }
+    for (table *t = &tables[0][0]; t < &tables[0][0] + TG_NDTYPES * TG_NOPS; t++) {
+        t->oldest = 0;
+        for (int i = used(t) - 1; i >= 0; i--)      /* from the end: what is left is a table */
+            atomic_store_explicit(&t->slot[i], NULL, memory_order_release);
+    }
     unlock_plans();
 }
 

@@ -7,7 +7,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { TG_FLOAT32 = 0, TG_FLOAT64 = 1, TG_NDTYPES = 2 };
+/* What a product is made of; native.h says more. Named by their elements; a mixed one by those of A and B
+ * (one name where they agree), then that of C. In the order of problem.DTYPES. */
+enum { TG_FLOAT32, TG_FLOAT64, TG_INT8, TG_UINT8, TG_INT16, TG_UINT16, TG_INT32, TG_UINT32, TG_INT64, TG_UINT64,
+       TG_FLOAT16, TG_COMPLEX64, TG_COMPLEX128, TG_BOOL, TG_INT8_INT32, TG_UINT8_INT8_INT32, TG_UINT8_INT32,
+       TG_UINT8_UINT32, TG_INT16_INT32, TG_FLOAT16_FLOAT32, TG_BFLOAT16_FLOAT32, TG_BFLOAT16, TG_NDTYPES };
 enum { TG_MATMUL = 0, TG_GEMM = 1, TG_NOPS = 2 };   /* C = A.B, C is write-only | C = alpha.A.B + beta.C */
 enum { TG_ROW = 0, TG_COL = 1, TG_STRIDED = 2 };    /* unit column stride | unit row stride | neither */
 

@@ -13,12 +13,13 @@
 #define MAX_LOOPS 64
 static const char SIGNATURE[] = "(n?,k),(k,m?)->(n?,m?)";
 static const char DOCUMENTATION[] =
-    "Matrix product of two arrays: a np.matmul whose inner loops for float32 and float64\n"
-    "run kernels that TVM generated.\n"
+    "Matrix product of two arrays: a np.matmul whose inner loops run kernels that TVM\n"
+    "generated.\n"
     "\n"
     "Shapes, keywords, promotion, casting, broadcasting, ``out=`` and errors are those of\n"
-    ":func:`numpy.matmul`: it is a ufunc made of the same parts. All other dtypes, and any\n"
-    "product that no kernel serves, run NumPy's own loop.\n"
+    ":func:`numpy.matmul`: it is a ufunc made of the same parts. Products of bool, integers,\n"
+    "float16, float32, float64, complex64 and complex128 are served by kernels; all other\n"
+    "dtypes, and any product that no kernel serves, run NumPy's own loop.\n"
     "\n"
     "Parameters\n"
     "----------\n"
@@ -39,12 +40,12 @@ static const char DOCUMENTATION[] =
     "tvmgemm.gemm : C = alpha*A@B + beta*C in place.\n"
     "tvmgemm.patch_numpy : the same kernels behind the ``@`` operator.\n";
 
-static const struct { int type; tg_loop_fn loop; } OURS[TG_NDTYPES] = {
-#define ROW(id, npy, shift, name) [id] = { npy, tg_loop_##name },
-    TG_DTYPES(ROW)
+static const struct { int type; tg_loop_fn loop; } OURS[TG_NLOOPS] = {
+#define ROW(npy, id, name) [TG_LOOP_##name] = { npy, tg_loop_##name },
+    TG_LOOPS(ROW)
 };
 
-tg_numpy_loop tg_numpy_loops[TG_NDTYPES];
+tg_numpy_loop tg_numpy_loops[TG_NLOOPS];
 static bool known;                    /* tg_numpy_loops is filled */
 
 static int import_numpy(void)
@@ -71,8 +72,8 @@ static bool is_matmul(const PyUFuncObject *ufunc)
         || ufunc->ntypes > MAX_LOOPS || !ufunc->core_signature
         || strcmp(ufunc->core_signature, SIGNATURE) != 0)
         return false;
-    for (int d = 0; d < TG_NDTYPES; d++)
-        if (loop_of(ufunc, OURS[d].type) < 0)
+    for (int l = 0; l < TG_NLOOPS; l++)
+        if (loop_of(ufunc, OURS[l].type) < 0)
             return false;
     return true;
 }
@@ -87,9 +88,9 @@ static bool know(const PyUFuncObject *ufunc)
     }
     if (!is_matmul(ufunc))
         return false;
-    for (int d = 0; d < TG_NDTYPES && !known; d++) {
-        int i = loop_of(ufunc, OURS[d].type);
-        tg_numpy_loops[d] = (tg_numpy_loop){ ufunc->functions[i], ufunc->data ? ufunc->data[i] : NULL };
+    for (int l = 0; l < TG_NLOOPS && !known; l++) {
+        int i = loop_of(ufunc, OURS[l].type);
+        tg_numpy_loops[l] = (tg_numpy_loop){ ufunc->functions[i], ufunc->data ? ufunc->data[i] : NULL };
     }
     known = true;
     return true;
@@ -108,8 +109,8 @@ static uintptr_t make_ufunc(const PyUFuncObject *matmul)
         loops[i] = matmul->functions[i];
         data[i] = matmul->data ? matmul->data[i] : NULL;
     }
-    for (int d = 0; d < TG_NDTYPES; d++)
-        loops[loop_of(matmul, OURS[d].type)] = OURS[d].loop;
+    for (int l = 0; l < TG_NLOOPS; l++)
+        loops[loop_of(matmul, OURS[l].type)] = OURS[l].loop;
     PyObject *made = PyUFunc_FromFuncAndDataAndSignature(loops, data, types, matmul->ntypes, 2, 1,
                                                          PyUFunc_None, "matmul", DOCUMENTATION, 0, SIGNATURE);
     if (!made) {
@@ -128,14 +129,14 @@ static int patch(PyUFuncObject *matmul, int on)
 {
     if (!know(matmul))
         return -1;
-    for (int d = 0; d < TG_NDTYPES; d++) {
-        PyUFuncGenericFunction there = matmul->functions[loop_of(matmul, OURS[d].type)];
-        if (there != OURS[d].loop && there != tg_numpy_loops[d].run)
+    for (int l = 0; l < TG_NLOOPS; l++) {
+        PyUFuncGenericFunction there = matmul->functions[loop_of(matmul, OURS[l].type)];
+        if (there != OURS[l].loop && there != tg_numpy_loops[l].run)
             return -1;
     }
-    for (int d = 0; d < TG_NDTYPES; d++) {
-        const int signature[OPERANDS] = { OURS[d].type, OURS[d].type, OURS[d].type };
-        PyUFuncGenericFunction old, new = on ? OURS[d].loop : tg_numpy_loops[d].run;
+    for (int l = 0; l < TG_NLOOPS; l++) {
+        const int signature[OPERANDS] = { OURS[l].type, OURS[l].type, OURS[l].type };
+        PyUFuncGenericFunction old, new = on ? OURS[l].loop : tg_numpy_loops[l].run;
         if (PyUFunc_ReplaceLoopBySignature(matmul, new, signature, &old) != 0)
             return -1;
     }

@@ -42,14 +42,13 @@ def parser(suites: dict, peers: dict) -> argparse.ArgumentParser:
     result.add_argument(
         "--peers",
         type=names,
-        default=tuple(peers),
         metavar="A,B",
-        help="default: all that are installed; numpy is always there",
+        help=f"of {', '.join(peers)} (default: those that each suite's targets name, where they are installed)",
     )
     result.add_argument("--threads", type=thread_counts, metavar="N,N", help="such as 1,2 or 1,all")
     result.add_argument("--dtypes", type=names, metavar="A,B", help="default: those of each suite")
     result.add_argument(
-        "--seconds", type=float, metavar="S", help="of timing per case (default 1, quick 0.2)"
+        "--seconds", type=float, metavar="S", help="of timing per case (default 0.5, quick 0.2)"
     )
     result.add_argument(
         "--sizes", type=sizes, metavar="N,MxNxK", help="products to run in place of those of the suites"
@@ -94,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
     notes = restart_undistorted()
     # Kernels that the benchmarks need stay in the checkout, not in the user's cache.
     os.environ.setdefault("TVMGEMM_CACHE_DIR", str(ROOT / "cache"))
-    from tvmgemm.family.tiles import KERNEL_DTYPES
+    from tvmgemm.problem import DTYPES
 
     from . import heatmap
     from .peers import PEERS
@@ -105,10 +104,11 @@ def main(argv: list[str] | None = None) -> int:
     arguments = options.parse_args(argv)
     if arguments.list:
         for suite in SUITES.values():
-            counts = ", ".join(f"{len(list(suite.cases('float32', extent)))} {extent}" for extent in EXTENTS)
-            print(f"{suite.name:<10} {suite.title} (cases: {counts})")
+            lists = {extent: [list(suite.cases(dtype, extent)) for dtype in suite.dtypes] for extent in EXTENTS}
+            counts = ", ".join(f"{sum(map(len, cases))} {extent}" for extent, cases in lists.items())
+            print(f"{suite.name:<11} {suite.title} (cases: {counts})")
         return 0
-    choices = {"suite": SUITES, "peer": PEERS, "dtype": KERNEL_DTYPES}
+    choices = {"suite": SUITES, "peer": PEERS, "dtype": DTYPES}
     for what, known in choices.items():
         for name in getattr(arguments, f"{what}s") or ():
             if name not in known:
@@ -134,16 +134,19 @@ def begin(arguments: argparse.Namespace, suites: list, command: str, notes: list
     import tvmgemm
     from tvmgemm.settings import current, sources
 
-    from . import machine, peak, peers, report
+    from . import elements, machine, peak, peers, report
 
-    usable, missing = peers.available(tuple(dict.fromkeys(("numpy", *arguments.peers))))
+    wanted = arguments.peers or tuple(peer for suite in suites for peer in suite.targets)
+    usable, missing = peers.available(tuple(dict.fromkeys(("numpy", *wanted))))
     notes = notes + [f"{name} is not compared: {why}" for name, why in missing.items()]
     description = machine.describe()
     # Where the kernels lie doesn't matter to a reader, and is nobody's business.
     changed = [name for name, source in sources().items() if source != "default" and name != "cache_dir"]
     measured = {}
     in_process = [suite for suite in suites if suite.unit != "ms"]
-    dtypes = tuple(dict.fromkeys(name for suite in in_process for name in arguments.dtypes or suite.dtypes))
+    asked = dict.fromkeys(name for suite in in_process for name in arguments.dtypes or suite.dtypes)
+    notes += filter(None, map(elements.missing, asked))
+    dtypes = tuple(name for name in asked if name in peak.ITEMSIZES)
     if dtypes and description["isa"]:
         print("measuring the peak of a core ...", file=sys.stderr, flush=True)
         try:
@@ -174,7 +177,7 @@ def run(arguments: argparse.Namespace, suites: list, results, usable: dict) -> s
     from .runner import WrongResult
 
     for suite in suites:
-        view = suite.view or report.PAIRED
+        view = report.view_of(suite)
         print(f"\n{suite.name}: {suite.title}\n{report.heading(suite.unit, view)}", flush=True)
         first = len(results.rows)
         try:
@@ -195,23 +198,27 @@ def rows(arguments: argparse.Namespace, suite, usable: dict, peak: dict[str, flo
     """The rows of one suite with the dtypes, threads, peers and extent of the command line."""
     from tvmgemm.host import host
 
-    from . import runner
+    from . import elements, runner
     from .suite import ALL_CORES, Conditions, product
 
     extent = "quick" if arguments.quick else "full" if arguments.full else "usual"
-    seconds = arguments.seconds or (0.2 if arguments.quick else 1.0)
+    seconds = arguments.seconds or (0.2 if arguments.quick else 0.5)
     counts = [host().cores if n == ALL_CORES else n for n in arguments.threads or suite.threads]
     for dtype in arguments.dtypes or suite.dtypes:
+        if elements.missing(dtype):
+            continue
         cases = suite.cases(dtype, extent)
         if arguments.sizes:
             cases = [product(*size) for size in arguments.sizes]
         for case in cases:
+            wanted = arguments.peers or case.targets or suite.targets
+            peers = {name: peer for name, peer in usable.items() if name in wanted}
             for threads in dict.fromkeys(counts):
+                conditions = Conditions(extent, threads, seconds, peak.get(dtype))
                 if suite.measure is not None:
-                    conditions = Conditions(extent, threads, seconds, peak.get(dtype))
                     yield from suite.measure(suite, case, dtype, conditions)
                 else:
-                    yield from runner.measure(suite, case, dtype, threads, usable, seconds, peak.get(dtype))
+                    yield from runner.measure(suite, case, dtype, conditions, peers)
 
 
 def write(arguments: argparse.Namespace, suites: list, results, problem: str | None) -> None:

@@ -24,7 +24,7 @@ from tvmgemm.spec import KernelSpec
 from . import members
 from .kernels import Kernel, load, progress_line, usable_isa
 from .members import NUMPY, MemberRow
-from .report import number, table, threads_text
+from .report import groups, number, table, threads_text
 from .suite import Case, Conditions, Suite, product
 
 #: The planner is to be within this fraction of the best member on every class.
@@ -137,23 +137,16 @@ def behind(chosen: MemberRow) -> float:
     return 0.0 if chosen.best else max(0.0, 1.0 - chosen.relative.median)
 
 
-def _groups(rows: Sequence[MemberRow], *names: str) -> dict[tuple, list[MemberRow]]:
-    groups: dict[tuple, list[MemberRow]] = {}
-    for row in rows:
-        groups.setdefault(tuple(getattr(row, name) for name in names), []).append(row)
-    return groups
-
-
 def _pairs(rows: Sequence[MemberRow]) -> Iterator[tuple[MemberRow, MemberRow]]:
     """(best member, planner's choice) of each case."""
-    for group in _groups(rows, "dtype", "threads", "case").values():
+    for group in groups(rows, "dtype", "threads", "case").values():
         yield next(row for row in group if row.best), next(row for row in group if row.chosen)
 
 
 def summary(rows: Sequence[MemberRow]) -> list[str]:
     """How often the planner's choice is near the best, and how far from it on average."""
     lines = []
-    for (dtype, threads), group in _groups(rows, "dtype", "threads").items():
+    for (dtype, threads), group in groups(rows, "dtype", "threads").items():
         distances = [behind(chosen) for _, chosen in _pairs(group)]
         near = sum(distance <= TOLERANCE for distance in distances)
         lines.append(
@@ -169,7 +162,7 @@ def tables(rows: Sequence[MemberRow], unit: str) -> list[str]:
     titles = ["case", "dtype", "threads", f"best member, {unit}", f"planner's choice, {unit}", "behind the best", "best over NumPy",
               "choice over NumPy"]  # fmt: skip
     lines = table(titles, [_pair_cells(*pair) for pair in _pairs(rows)])
-    for (dtype, threads), group in _groups(rows, "dtype", "threads").items():
+    for (dtype, threads), group in groups(rows, "dtype", "threads").items():
         lines += ["", f"All members, {dtype}, {threads_text(threads)}: speed in % of the best of the case, which is in bold;"
                   " `>` is the planner's choice.", ""]  # fmt: skip
         lines += _matrix(group)
@@ -187,7 +180,7 @@ def _pair_cells(best: MemberRow, chosen: MemberRow) -> list[str]:
 
 
 def _matrix(rows: Sequence[MemberRow]) -> list[str]:
-    by_case = _groups(rows, "case")
+    by_case = groups(rows, "case")
     found = {(row.entry, row.case): row for row in rows}
     lines = []
     for name in order_of_members(rows):

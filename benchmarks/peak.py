@@ -13,7 +13,9 @@ import tempfile
 from pathlib import Path
 
 from tvmgemm.family.isa import ISAS, Isa
-from tvmgemm.problem import DTYPES
+
+#: Elements that have a fused multiply-add of their own, and their bytes.
+ITEMSIZES = {"float32": 4, "float64": 8}
 
 #: Independent accumulators by number of registers: more than any core's FMA latency x throughput (5 x 2).
 _ACCUMULATORS = {16: 12, 32: 24}
@@ -41,8 +43,8 @@ def _build(isa: Isa, dtype: str, folder: Path) -> Path:
 
     from tvmgemm.build.link import NO_LINKER, find_linker, link
 
-    lanes, accumulators = isa.lanes(DTYPES[dtype].itemsize), _ACCUMULATORS[isa.vector_registers]
-    size = DTYPES[dtype].itemsize
+    size = ITEMSIZES[dtype]
+    lanes, accumulators = isa.lanes(size), _ACCUMULATORS[isa.vector_registers]
 
     @T.prim_func(s_tir=True)
     def peak(px: T.handle(dtype), py: T.handle(dtype), pout: T.handle(dtype), rounds: T.int64) -> T.int32:
@@ -86,7 +88,7 @@ def _time(library: Path, isa: Isa, dtype: str) -> float:
 
     from tvmgemm.timing import sample
 
-    lanes, accumulators = isa.lanes(DTYPES[dtype].itemsize), _ACCUMULATORS[isa.vector_registers]
+    lanes, accumulators = isa.lanes(ITEMSIZES[dtype]), _ACCUMULATORS[isa.vector_registers]
     x, y = np.full(lanes, 0.5, dtype), np.ones(lanes, dtype)  # accumulators go to 2: no slow denormals
     out = np.arange(accumulators * lanes).astype(dtype)
     pointers = [ctypes.c_void_p(array.ctypes.data) for array in (x, y, out)]

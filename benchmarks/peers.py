@@ -32,8 +32,11 @@ class Peer(ABC):
         """Which CPU's kernels it chose."""
 
     @abstractmethod
-    def function(self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None) -> Callable[[], object] | None:
-        """A call without arguments that computes a @ b, into ``out`` if given; None if it can't."""
+    def function(
+        self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None, dtype: np.dtype | None = None
+    ) -> Callable[[], object] | None:
+        """A call without arguments that computes a @ b, into ``out`` if given, with elements of ``dtype`` where
+        np.matmul would give others (``elements.keywords``); None if it can't."""
 
     def set_threads(self, threads: int) -> None:
         """Beyond what threadpoolctl does for every library."""
@@ -53,8 +56,11 @@ class NumPy(Peer):
 
         return numpy_blas()["architecture"] or "unknown"
 
-    def function(self, a, b, out):
-        return partial(np.matmul, a, b) if out is None else partial(np.matmul, a, b, out)
+    def function(self, a, b, out, dtype=None):
+        if dtype is not None and dtype.name == "bfloat16":  # it has no loop for that: it casts to float32 and back
+            return lambda: np.matmul(a, b).astype(dtype)
+        keywords = {} if dtype is None else {"dtype": dtype}
+        return partial(np.matmul, a, b, *([] if out is None else [out]), **keywords)
 
 
 class Mkl(Peer):
@@ -62,6 +68,13 @@ class Mkl(Peer):
     caveat = "called through ctypes, which costs it a few tenths of a microsecond per call"
 
     _ROW_MAJOR, _NO_TRANS, _TRANS = 101, 111, 112
+    #: Symbol, and what makes a scalar argument of a number: complex ones are passed by pointer.
+    _GEMMS = {
+        "float32": ("cblas_sgemm", ctypes.c_float),
+        "float64": ("cblas_dgemm", ctypes.c_double),
+        "complex64": ("cblas_cgemm", lambda x: (ctypes.c_float * 2)(x, 0.0)),
+        "complex128": ("cblas_zgemm", lambda x: (ctypes.c_double * 2)(x, 0.0)),
+    }
 
     def __init__(self) -> None:
         try:
@@ -91,12 +104,13 @@ class Mkl(Peer):
         names = {name.split(".")[0].removeprefix("libmkl_") for name in loaded}
         return ", ".join(sorted(name for name in names if not name.startswith(common))) or "unknown"
 
-    def function(self, a, b, out):
-        names = {"float32": ("cblas_sgemm", ctypes.c_float), "float64": ("cblas_dgemm", ctypes.c_double)}
+    def function(self, a, b, out, dtype=None):
         operands = [_blas_operand(x) for x in (a, b)]
-        if a.dtype.name not in names or a.ndim != 2 or b.ndim != 2 or None in operands:
+        if a.dtype.name not in self._GEMMS or a.dtype != b.dtype or dtype is not None or None in operands:
             return None
-        symbol, scalar = names[a.dtype.name]
+        if out is not None and not out.flags.c_contiguous:
+            return None
+        symbol, scalar = self._GEMMS[a.dtype.name]
         (a_column_major, lda), (b_column_major, ldb) = operands
         (m, k), n = a.shape, b.shape[1]
         c = np.empty((m, n), a.dtype) if out is None else out
@@ -114,6 +128,12 @@ class Mkl(Peer):
 
 class Torch(Peer):
     name = "torch"
+
+    #: Element types of A, B and C -> its function.
+    _MULTIPLY = {
+        **{(x, x, x): "matmul" for x in ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")},
+        ("int8", "int8", "int32"): "_int_mm",
+    }
 
     def __init__(self) -> None:
         import torch
@@ -133,14 +153,22 @@ class Torch(Peer):
     def set_threads(self, threads):
         self._torch.set_num_threads(threads)
 
-    def function(self, a, b, out):
+    def function(self, a, b, out, dtype=None):
         try:
-            tensors = [self._torch.from_numpy(x) for x in (a, b)]
-            result = None if out is None else self._torch.from_numpy(out)
+            tensors = [self._tensor(x) for x in (a, b)]
+            result = None if out is None else self._tensor(out)
         except (TypeError, ValueError):  # a dtype that it doesn't have, a negative stride
             return None
-        call = partial(self._torch.matmul, *tensors)
+        name = self._MULTIPLY.get((a.dtype.name, b.dtype.name, a.dtype.name if dtype is None else dtype.name))
+        if name is None:
+            return None
+        call = partial(getattr(self._torch, name), *tensors)
         return call if result is None else partial(call, out=result)
+
+    def _tensor(self, x: np.ndarray):
+        if x.dtype.name != "bfloat16":
+            return self._torch.from_numpy(x)
+        return self._torch.from_numpy(x.view(np.int16)).view(self._torch.bfloat16)  # from_numpy knows no bfloat16
 
 
 #: In the order of a report. NumPy is always there: the target of every suite is stated against it.

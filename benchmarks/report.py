@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 
 from . import machine
 from .runner import Row
@@ -17,7 +19,7 @@ _SCALES = {"us": 1e6, "ms": 1e3}
 
 #: The columns of a paired suite.
 _COLUMNS = {
-    "case": -37, "dtype": -8, "threads": 7, "way in": -8, "tvmgemm": 9, "peer": -6, "its": 9,
+    "case": -37, "dtype": -9, "threads": 7, "way in": -8, "tvmgemm": 9, "peer": -6, "its": 9,
     "ratio [quartiles]": 21, "peak": 5, "served": -6, "plan": -1,
 }  # fmt: skip
 
@@ -64,7 +66,7 @@ def cells(row: Row, unit: str) -> list[str]:
     ratio = str(row.ratio) if row.ratio else "-"
     peak = "-" if row.peak is None else f"{100 * row.peak:.0f}%"
     return [row.case, row.dtype, str(row.threads), row.entry, number(ours), row.peer or "-", number(theirs),
-            mark + ratio, peak, served, row.plan]  # fmt: skip
+            mark + ratio, f"{MARK} {peak}" if row.below_peak else peak, served, row.plan]  # fmt: skip
 
 
 def heading(unit: str, view: View | None = None) -> str:
@@ -79,21 +81,49 @@ def line(row: Row, unit: str, view: View | None = None) -> str:
     return _line(view.cells(row, unit), view)
 
 
-def summary(rows: Iterable[Row]) -> list[str]:
-    """Per dtype, threads, way in and peer: geometric mean of the ratios, and how many missed their target."""
-    groups: dict[tuple, list[Row]] = {}
+def groups(rows: Iterable[Row], *names: str) -> dict[tuple, list[Row]]:
+    """Rows by the values of the fields ``names``, in the order in which they appear."""
+    result: dict[tuple, list[Row]] = {}
     for row in rows:
-        if row.ratio is not None:
-            groups.setdefault((row.dtype, row.threads, row.entry, row.peer), []).append(row)
+        result.setdefault(tuple(getattr(row, name) for name in names), []).append(row)
+    return result
+
+
+def mean(rows: Iterable[Row]) -> float:
+    """The geometric mean of the ratios."""
+    return math.exp(statistics.fmean(math.log(row.ratio.median) for row in rows))
+
+
+def against_the_better(rows: Iterable[Row]) -> list[Row]:
+    """Of each case the row against the peer that comes nearest to us, of those that a target is stated against."""
+    judged = (row for row in rows if None not in (row.ratio, row.target))
+    by_case = groups(judged, "case", "dtype", "threads", "entry").values()
+    return [min(rows, key=lambda row: row.ratio.median) for rows in by_case]
+
+
+def summary(rows: Sequence[Row], target: float | None = None) -> list[str]:
+    """Per dtype, threads, way in and peer: geometric mean of the ratios, and how many missed their target. Then the same
+    over the better peer of each case, beside the ``target`` of that mean, and how many calls NumPy served."""
     lines = []
-    for (dtype, threads, entry, peer), members in groups.items():
-        mean = math.exp(sum(math.log(row.ratio.median) for row in members) / len(members))
+    compared = [row for row in rows if row.ratio is not None]
+    for (dtype, threads, entry, peer), members in groups(compared, "dtype", "threads", "entry", "peer").items():
         missed = sum(row.missed for row in members)
         wanted = {row.target for row in members} - {None}
-        target = f", {missed} of {len(members)} under the target of {min(wanted):g}" if wanted else ""
-        group = f"{dtype}, {threads_text(threads)}, {entry} over {peer}"
-        lines.append(f"{group}: {mean:.2f} (geometric mean){target}")
+        under = f", {missed} of {len(members)} under the target of {_range(wanted)}" if wanted else ""
+        lines.append(f"{dtype}, {threads_text(threads)}, {entry} over {peer}: {mean(members):.2f} (geometric mean){under}")
+    if better := against_the_better(rows):
+        over = " or ".join(dict.fromkeys(row.peer for row in better))
+        under = "" if target is None or round(mean(better), 2) >= target else f"{MARK} "
+        wanted = "" if target is None else f", target {target:g}"
+        lines.append(f"all over {over}: {under}{mean(better):.2f} (geometric mean{wanted})")
+        if declined := sum(row.served is False for row in better):
+            lines.append(f"{declined} of {len(better)} calls were served by NumPy itself")
     return lines
+
+
+def _range(values: set[float]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
 def to_json(results: Results) -> dict:
@@ -112,7 +142,7 @@ def markdown(results: Results, suites: Sequence[Suite]) -> str:
         rows = [row for row in results.rows if row.suite == suite.name]
         if not rows:
             continue
-        view = suite.view or PAIRED
+        view = view_of(suite)
         text += [f"## {suite.name}: {suite.title}", ""]
         if lines := view.summary(rows):
             text += [f"- {line}" for line in lines] + [""]
@@ -193,3 +223,10 @@ def _cache(cache: dict) -> str:
 
 #: Ours and a peer, a row for each way in and peer.
 PAIRED = View(_COLUMNS, cells, summary, _paired_table)
+
+
+def view_of(suite: Suite) -> View:
+    """How the rows of ``suite`` are shown."""
+    if suite.view is not None:
+        return suite.view
+    return replace(PAIRED, summary=partial(summary, target=suite.mean))

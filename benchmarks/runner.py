@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -13,14 +14,19 @@ from tvmgemm import timing
 from tvmgemm.cli.info import plan_text
 from tvmgemm.timing import Ratio
 
+from . import elements
 from .peers import Peer
-from .suite import Case, Suite
+from .suite import Case, Conditions, Suite
 
 #: Rounds of a row at most; its seconds usually end it earlier.
 ROUNDS = 101
 
 #: With several threads a sample has to outweigh waking them up.
 THREADED_SAMPLE = 2e-3
+
+#: A peer that takes so many seconds per call, and so many times as long as we do, is sampled ``SLOW_ROUNDS`` times:
+#: nobody waits for the quartiles of a ratio of hundreds.
+SLOW_SECONDS, SLOW_RATIO, SLOW_ROUNDS = 0.1, 8.0, 3
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,8 @@ class Row:
     ``seconds`` are medians per call. ``ratio`` is peer/ours per round; it and ``peer_seconds`` are None where
     the peer can't do the case or there is nothing to compare with. ``flops`` is None for what isn't a
     product, ``peak`` the fraction of the measured peak of the cores used. ``served``: our kernel computed it,
-    by ``plan``. ``target`` is the ratio to reach, ``limit`` the seconds not to exceed.
+    by ``plan``. ``target`` is the ratio to reach, ``limit`` the seconds not to exceed, ``peak_target`` the fraction of
+    the peak to reach.
     """
 
     suite: str
@@ -63,6 +70,12 @@ class Row:
     plan: str = ""
     target: float | None = None
     limit: float | None = None
+    peak_target: float | None = None
+
+    @property
+    def below_peak(self) -> bool:
+        """Whether it is under the fraction of the peak to reach, by the whole percent that a report shows."""
+        return None not in (self.peak, self.peak_target) and round(100 * self.peak) < round(100 * self.peak_target)
 
     @property
     def missed(self) -> bool:
@@ -87,33 +100,30 @@ class WrongResult(RuntimeError):
 
 
 def measure(
-    suite: Suite,
-    case: Case,
-    dtype: str,
-    threads: int,
-    peers: Mapping[str, Peer],
-    seconds: float,
-    peak: float | None,
+    suite: Suite, case: Case, dtype: str, conditions: Conditions, peers: Mapping[str, Peer]
 ) -> Iterator[Row]:
-    """The rows of one case: every way in of the suite against every peer, about ``seconds`` of timing in all.
+    """The rows of one case: every way in of the suite against every peer, about ``conditions.seconds`` of timing in all.
 
-    ``peak`` is GFLOP/s of one core for this dtype. Raises WrongResult.
+    Raises WrongResult.
     """
+    threads, peak = conditions.threads, conditions.peak
     a, b = case.operands(dtype)
+    keywords = elements.keywords(dtype)
     entries = {name: ENTRIES[name]() for name in suite.entries}
-    with timing.thread_limit(threads):
+    with timing.thread_limit(threads), tvmgemm.options(max_isa=case.max_isa):
         for peer in peers.values():
             peer.set_threads(threads)
         patch(False)
-        reference = np.matmul(a, b)
+        reference = elements.reference(a, b, dtype)
         functions, results = {}, {}
         for name, entry in entries.items():
-            results[name] = np.empty_like(reference)
-            functions[name] = partial(entry.function, a, b, *([results[name]] if suite.into_out else []))
+            results[name] = case.result(reference)
+            functions[name] = partial(entry.function, a, b, *([results[name]] if suite.into_out else []), **keywords)
+        others = {}
         for name, peer in peers.items():
-            function = peer.function(a, b, np.empty_like(reference) if suite.into_out else None)
+            function = peer.function(a, b, case.result(reference) if suite.into_out else None, keywords.get("dtype"))
             if function is not None:
-                functions[f"peer {name}"] = function
+                others[name] = function
 
         def before(name: str) -> None:
             patch(name in entries and entries[name].patched)
@@ -121,20 +131,30 @@ def measure(
         served = {}
         for name in entries:
             before(name)
-            functions[name]()  # builds the kernel, if need be
+            try:
+                functions[name]()  # builds the kernel, if need be
+            except TypeError as error:  # elements that it does not take here
+                yield from _not_offered(suite, case, dtype, threads, name, peers, error)
+                return
             served[name] = was_served(functions[name])
             result = results[name] if suite.into_out else functions[name]()
-            check(result, reference, a, b, case.label)
+            check(np.asarray(result), reference, a, b, case.label)
         timing.wait_for_builds()
+        patch(False)
+        first = next(iter(entries))
+        slow = {name for name, function in others.items() if _is_slow(function, functions[first])}
+        functions |= {f"peer {name}": function for name, function in others.items() if name not in slow}
         samples = timing.paired(
             functions,
             rounds=ROUNDS,
             min_seconds=timing.MIN_SECONDS if threads == 1 else THREADED_SAMPLE,
-            budget=seconds,
+            budget=conditions.seconds,
             before=before if any(entry.patched for entry in entries.values()) else None,
             settle=threads > 1,
         )
         patch(False)
+        for name in slow:
+            samples[f"peer {name}"] = [timing.sample(others[name], 1) for _ in range(SLOW_ROUNDS)]
         plan = plan_text(tvmgemm.explain(a, b))
     for entry in entries:
         ours = timing.median(samples[entry])
@@ -149,13 +169,25 @@ def measure(
                 peer=peer,
                 seconds=ours,
                 peer_seconds=theirs and timing.median(theirs),
-                ratio=theirs and timing.ratio(theirs, samples[entry]),
+                ratio=theirs and timing.ratio(theirs, samples[entry][: len(theirs)]),
                 flops=case.flops,
                 peak=peak and case.flops / ours / 1e9 / (peak * threads),
                 served=served[entry],
                 plan=plan,
-                target=suite.targets.get(peer),
+                target=(case.targets or suite.targets).get(peer),
+                peak_target=case.peak,
             )
+
+
+def _not_offered(suite, case, dtype, threads, entry, peers, error) -> Iterator[Row]:
+    for peer in peers:
+        row = Row(suite.name, case.label, dtype, threads, entry, peer, seconds=math.nan, served=False)
+        yield replace(row, plan=f"not offered: {error}", target=(case.targets or suite.targets).get(peer))
+
+
+def _is_slow(function: Callable[[], object], ours: Callable[[], object]) -> bool:
+    seconds = timing.sample(function, 1)
+    return seconds > SLOW_SECONDS and seconds > SLOW_RATIO * timing.sample(ours, 1)
 
 
 def patch(wanted: bool) -> None:
@@ -175,12 +207,8 @@ def was_served(function: Callable[[], object]) -> bool:
 
 
 def check(result: np.ndarray, reference: np.ndarray, a: np.ndarray, b: np.ndarray, label: str) -> None:
-    """Raise WrongResult if the two differ by more than two sums of k terms may; integers may not differ."""
-    if np.issubdtype(reference.dtype, np.inexact):
-        bound = 2 * max(a.shape[-1], 1) * np.finfo(reference.dtype).eps * np.matmul(np.abs(a), np.abs(b))
-        wrong = ~(np.abs(result - reference) <= bound)
-    else:
-        wrong = result != reference
+    """Raise WrongResult if the two differ by more than ``elements.wrong`` allows."""
+    wrong = elements.wrong(result, reference, a, b)
     if wrong.any():
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
         raise WrongResult(

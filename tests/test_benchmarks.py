@@ -7,17 +7,21 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import tvmgemm
 from benchmarks import __main__ as command
-from benchmarks import machine, peak, peers, report, runner, shapes, startup
+from benchmarks import dtypes, elements, machine, peak, peers, report, runner, shapes, startup, stream
 from benchmarks.runner import Row
-from benchmarks.suite import EXTENTS, Case, Conditions, Suite, product
+from benchmarks.suite import EXTENTS, LAYOUTS, Case, Conditions, Suite, product
 from benchmarks.suites import SUITES
+from tvmgemm import settings
 from tvmgemm.timing import Ratio
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,7 +50,9 @@ def benchmarks(*arguments, **environment):
         (Case((5, 1, 2, 4), (7, 4, 3)), "5*7*2x3x4", 48 * 35),
         (Case((4,), (4, 3)), "1x3x4", 24),
         (Case((2, 4), (4,)), "2x1x4", 16),
-        (Case((2, 4), (4, 3), "C", "F"), "2x3x4 CF", 48),
+        (Case((2, 4), (4, 3), "C", "F"), "2x3x4 B=F", 48),
+        (Case((2, 4), (4, 3), "[::2]", out_layout="F"), "2x3x4 A=[::2] out=F", 48),
+        (Case((2, 4), (4, 2), mirrored=True), "2x2x4 B=A.T", 32),
     ],
 )
 def test_cases_say_what_they_are(case, label, flops):
@@ -64,20 +70,104 @@ def test_operands_repeat_and_lie_as_asked():
     assert not np.array_equal(first[0], case.operands("float64", seed=1)[0])
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4)])
+def test_layouts_keep_the_shape(layout, shape):
+    made = LAYOUTS[layout](shape, lambda shape: np.arange(float(np.prod(shape))).reshape(shape))
+    assert made.shape == shape
+    assert (made.strides == np.empty(shape).strides) == (layout == "C")
+    if layout.startswith("[:,"):
+        assert LAYOUTS[layout]((5,), np.zeros).shape == (5,)
+
+
+def test_a_mirrored_operand_is_the_same_memory():
+    a, b = Case((3, 4), (4, 3), a_layout="F", mirrored=True).operands("float32")
+    assert np.shares_memory(a, b) and np.array_equal(b, a.T) and a.flags.f_contiguous
+
+
+def test_results_lie_as_asked():
+    out = Case((3, 4), (4, 5), out_layout="F").result(np.zeros((3, 5), np.float32))
+    assert (out.shape, out.dtype, out.flags.f_contiguous) == ((3, 5), np.float32, True)
+
+
 @pytest.mark.parametrize("suite", SUITES.values(), ids=SUITES)
 def test_every_suite_has_cases_and_known_names(suite):
     for dtype in suite.dtypes:
         counts = [len(list(suite.cases(dtype, extent))) for extent in EXTENTS]
         assert 0 < counts[0] <= counts[1] <= counts[2]
+        for case in suite.cases(dtype, "full"):
+            assert set(case.targets) <= set(suite.targets), "a peer that the suite does not say it needs"
+        labels = [case.label for case in suite.cases(dtype, "full")]
+        if suite.measure is None and suite.name != "dtypes":
+            assert len(labels) == len(set(labels)), "two cases that a report cannot tell apart"
     assert set(suite.entries) <= set(runner.ENTRIES)
     assert set(suite.targets) <= set(peers.PEERS)
     assert suite.unit in ("GFLOP/s", "us", "ms")
 
 
 def test_the_suites_of_the_project():
-    assert list(SUITES) == ["squares", "small", "calls", "layers", "startup", "family", "ladder"]
+    assert list(SUITES) == [
+        "squares", "odd", "small", "calls", "stacks", "layers", "transformer", "vectors", "skinny", "strided",
+        "symmetric", "stream", "dtypes", "startup", "family", "ladder",
+    ]  # fmt: skip
+    assert [case.peak for case in SUITES["squares"].cases("float32", "usual") if case.peak] == [0.92]
+    assert [case.targets["numpy"] for case in SUITES["stacks"].cases("float32", "usual")][:5] == [4, 3, 2, 1.3, 1.1]
     assert [case.a[0] for case in SUITES["calls"].cases("float32", "usual")] == [2, 4, 8, 16]
     assert len(list(SUITES["layers"].cases("float32", "full"))) == len(shapes.RESNET50) + len(shapes.VGG16)
+
+
+# -- elements
+# --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, types, keywords",
+    [
+        ("float32", ("float32",) * 3, {}),
+        ("int8-int32", ("int8", "int8", "int32"), {"dtype": np.int32}),
+        ("uint8-int8-int32", ("uint8", "int8", "int32"), {"dtype": np.int32}),
+        ("float16-float32", ("float16", "float16", "float32"), {"dtype": np.float32}),
+    ],
+)
+def test_elements_of_a_name(name, types, keywords):
+    assert elements.of(name) == types and elements.keywords(name) == keywords
+
+
+@pytest.mark.parametrize("name", ["bool", "int8", "uint16", "int64", "float16", "float64", "complex64", "complex128"])
+def test_random_elements(name):
+    made = elements.random(np.random.default_rng(0), (50, 40), name)
+    assert (made.dtype, made.shape, made.flags.c_contiguous, made.flags.writeable) == (np.dtype(name), (50, 40), True, True)
+    assert len(np.unique(made)) > (1 if name == "bool" else 50)
+    if made.dtype.kind in "iu":
+        info = np.iinfo(name)
+        assert made.min() < info.min / 2 + info.max / 8 and made.max() > info.max // 2, "not over the whole range"
+
+
+def test_few_bools_are_true():
+    made = elements.random(np.random.default_rng(0), (100, 100), "bool", density=0.01)
+    assert 50 < made.sum() < 150
+
+
+@pytest.mark.parametrize("name", ["bool", "int8", "uint8", "int16", "uint16", "int32", "int64", "float16", "complex64"])
+def test_the_reference_is_what_numpy_computes(name):
+    a, b = Case((7, 600), (600, 5)).operands(name)
+    expected, found = np.matmul(a, b), elements.reference(a, b, name)
+    assert found.dtype == expected.dtype and not elements.wrong(found, expected, a, b).any()
+
+
+@pytest.mark.parametrize("name", ["int8-int32", "uint8-int8-int32", "uint8-uint32", "int16-int32"])
+def test_the_reference_of_mixed_elements(name):
+    a, b = Case((7, 600), (600, 5)).operands(name)
+    assert np.array_equal(elements.reference(a, b, name), np.matmul(a, b, **elements.keywords(name)))
+
+
+@pytest.mark.parametrize("name, off", [("float16", 0.5), ("complex64", 1e-2j), ("float32", 1e-3), ("float64", 1e-9)])
+def test_what_is_too_far_off_is_wrong(name, off):
+    a, b = Case((4, 30), (30, 5)).operands(name)
+    exact = elements.reference(a, b, name)
+    changed = exact.copy()
+    changed[2, 3] += off
+    assert np.argwhere(elements.wrong(changed, exact, a, b)).tolist() == [[2, 3]]
 
 
 # -- rows and reports
@@ -98,6 +188,12 @@ def test_rows_are_judged_by_their_target_and_limit():
     assert [row.missed for row in (FASTER, SLOWER, ALONE)] == [False, True, False]
     assert not replace(SLOWER, target=None).missed
     assert replace(ALONE, limit=0.5e-6).missed and not replace(ALONE, limit=2e-6).missed
+
+
+def test_a_row_may_have_to_reach_a_fraction_of_the_peak():
+    row = replace(FASTER, peak=0.914, peak_target=0.92)
+    assert row.below_peak and not replace(row, peak=0.916).below_peak and not FASTER.below_peak
+    assert report.cells(row, "GFLOP/s")[8] == "! 91%" and not row.missed
 
 
 def test_rows_derive_their_speed():
@@ -148,12 +244,23 @@ def test_lines_are_aligned():
 def test_summary_counts_and_averages():
     rows = [FASTER, SLOWER, ALONE]
     assert report.summary(rows) == [
-        "float32, 1 thread, matmul over numpy: 1.00 (geometric mean), 1 of 2 under the target of 1"
+        "float32, 1 thread, matmul over numpy: 1.00 (geometric mean), 1 of 2 under the target of 1",
+        "all over numpy: 1.00 (geometric mean)",
+        "1 of 2 calls were served by NumPy itself",
     ]
+    assert report.summary([FASTER], target=2.5)[1] == "all over numpy: ! 2.00 (geometric mean, target 2.5)"
+    assert report.summary([FASTER], target=2.0)[1] == "all over numpy: 2.00 (geometric mean, target 2)"
     assert report.summary([replace(FASTER, threads=2, target=None)]) == [
         "float32, 2 threads, matmul over numpy: 2.00 (geometric mean)"
     ]
     assert report.summary([ALONE]) == []
+
+
+def test_the_better_peer_of_each_case_counts():
+    mkl = replace(FASTER, peer="mkl", ratio=Ratio(1.5, 1.4, 1.6, 25))
+    torch = replace(FASTER, peer="torch", ratio=Ratio(0.1, 0.1, 0.1, 25), target=None)
+    assert report.against_the_better([FASTER, mkl, torch, SLOWER, ALONE]) == [mkl, SLOWER]
+    assert report.mean([mkl, SLOWER]) == pytest.approx(0.75**0.5)
 
 
 def test_markdown_says_how_the_numbers_came_about(results):
@@ -209,7 +316,7 @@ def test_missing_peers_are_told_apart_from_usable_ones(monkeypatch):
 
 
 @pytest.mark.parametrize("name", peers.PEERS)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
 @pytest.mark.parametrize("layouts", ["CC", "CF", "FC", "FF"])
 def test_every_usable_peer_computes_the_product(name, dtype, layouts):
     usable, missing = peers.available((name,))
@@ -224,6 +331,22 @@ def test_every_usable_peer_computes_the_product(name, dtype, layouts):
     np.testing.assert_allclose(out, np.matmul(a, b), rtol=1e-4)
     assert usable[name].function(a, b, None)() is not None or name == "mkl"
     assert usable[name].version() and usable[name].kernels()
+
+
+@pytest.mark.parametrize("name", peers.PEERS)
+@pytest.mark.parametrize("dtype", ["int8", "int8-int32", "float16", "bfloat16", "bfloat16-float32", "bool"])
+def test_peers_compute_other_elements_or_say_that_they_cannot(name, dtype):
+    usable, missing = peers.available((name,))
+    if missing or elements.missing(dtype):
+        pytest.skip(missing.get(name) or elements.missing(dtype))
+    a, b = Case((32, 40), (40, 24)).operands(dtype)
+    expected = elements.reference(a, b, dtype)
+    function = usable[name].function(a, b, None, elements.keywords(dtype).get("dtype"))
+    if function is None:
+        assert name != "numpy"
+        return
+    result = np.asarray(function() if name == "numpy" else function().float())
+    assert not elements.wrong(result.astype(expected.dtype), expected, a, b).any()
 
 
 @pytest.mark.parametrize(
@@ -258,10 +381,13 @@ def test_a_peak_that_cannot_be_measured_says_why():
 # ------------------------------------------------------------------------------------------------------
 
 
+BRIEFLY = Conditions(threads=1, seconds=0.01, peak=100.0)
+
+
 def test_one_case_is_measured_against_numpy():
     suite = Suite("test", "a test", lambda dtype, extent: [], entries=("matmul", "patched"))
     usable, _ = peers.available(("numpy",))
-    rows = list(runner.measure(suite, product(24, 24, 24), "float32", 1, usable, seconds=0.01, peak=100.0))
+    rows = list(runner.measure(suite, product(24, 24, 24), "float32", BRIEFLY, usable))
     assert [(row.entry, row.peer) for row in rows] == [("matmul", "numpy"), ("patched", "numpy")]
     assert all(row.served for row in rows)
     for row in rows:
@@ -270,9 +396,65 @@ def test_one_case_is_measured_against_numpy():
         assert row.target == 1.0
 
 
-def test_measuring_leaves_numpy_as_it_was():
-    import tvmgemm
+def test_a_case_has_its_own_targets_layouts_and_cap(monkeypatch):
+    seen = []
 
+    def watched(a, b, out):
+        seen.append((settings.current().max_isa, a.strides[0] < 0, b.flags.f_contiguous, out.flags.f_contiguous))
+        return tvmgemm.matmul(a, b, out)
+
+    monkeypatch.setitem(runner.ENTRIES, "matmul", lambda: runner.Entry(watched, patched=False))
+    suite = Suite("test", "a test", lambda dtype, extent: [])
+    case = Case((40, 50), (50, 60), "[::-1]", "F", "F", targets={"numpy": 3.0}, max_isa="x86-64-v3")
+    (row,) = runner.measure(suite, case, "float64", BRIEFLY, peers.available(("numpy",))[0])
+    assert row.target == 3.0 and row.served
+    assert set(seen) == {("x86-64-v3", True, True, True)} and settings.current().max_isa is None
+
+
+def test_a_slow_peer_is_sampled_a_few_times(monkeypatch):
+    class Slow(peers.NumPy):
+        def function(self, a, b, out, dtype=None):
+            return lambda: (time.sleep(0.12), np.matmul(a, b, out))
+
+    suite = Suite("test", "a test", lambda dtype, extent: [])
+    (row,) = runner.measure(suite, product(24, 24, 24), "float32", BRIEFLY, {"numpy": Slow()})
+    assert row.ratio.rounds == runner.SLOW_ROUNDS and row.ratio.median > 100 and row.peer_seconds >= 0.12
+
+
+def test_elements_that_are_not_taken_are_reported(monkeypatch):
+    def refuse(a, b, out):
+        raise TypeError("no such loop")
+
+    monkeypatch.setitem(runner.ENTRIES, "matmul", lambda: runner.Entry(refuse, patched=False))
+    suite = Suite("test", "a test", lambda dtype, extent: [])
+    (row,) = runner.measure(suite, product(4, 4, 4), "float64", BRIEFLY, peers.available(("numpy",))[0])
+    assert (row.served, row.ratio, row.plan) == (False, None, "not offered: no such loop")
+    assert report.cells(row, "us")[4:8] == ["nan", "numpy", "-", "-"]
+
+
+def test_a_stream_of_new_shapes_is_measured(monkeypatch):
+    monkeypatch.setattr(stream, "PRODUCTS", 30)
+    monkeypatch.setattr(stream, "ROUNDS", (2, 2))
+    operands = stream.draw(np.random.default_rng(1), "float32")
+    assert len({(a.shape, b.shape) for a, b in operands}) == 30
+    (row,) = stream.measure(SUITES["stream"], next(stream.cases("float32", "quick")), "float32", BRIEFLY)
+    assert row.ratio.rounds == 2 and row.target == 1.0 and row.plan.endswith("% by kernels of ours")
+
+
+def test_what_the_dtypes_have_to_reach(monkeypatch):
+    cases = {case.label: case for case in dtypes.cases("int8", "usual")}
+    assert cases["512x512x512"].targets == {"numpy": dtypes.Goal(100, 500).here}
+    assert cases["512x512x512 (capped to x86-64-v3)"].targets == {"numpy": 10}
+    assert cases["512x512x512 (capped to x86-64-v3)"].max_isa == "x86-64-v3"
+    assert [case.density for case in dtypes.cases("bool", "usual")][:2] == [0.01, 0.5]
+    for features, wanted in ((frozenset(), 100), (frozenset({"amx_tile"}), 500)):
+        monkeypatch.setattr(dtypes, "host", lambda: SimpleNamespace(features=features))
+        assert dtypes.Goal(100, 500).here == wanted
+    monkeypatch.setattr(dtypes, "host", lambda: SimpleNamespace(features=frozenset()))
+    assert dtypes.Goal(None, 500).here == 0.0
+
+
+def test_measuring_leaves_numpy_as_it_was():
     assert not tvmgemm.is_patched()
 
 
@@ -285,7 +467,7 @@ def test_a_wrong_result_is_never_reported_as_a_speed(monkeypatch):
     monkeypatch.setitem(runner.ENTRIES, "matmul", lambda: runner.Entry(off_by_one, patched=False))
     suite = Suite("test", "a test", lambda dtype, extent: [])
     with pytest.raises(runner.WrongResult, match=r"1 elements of 16 are wrong, the first at \(1, 2\)"):
-        next(runner.measure(suite, product(4, 4, 4), "float64", 1, {}, seconds=0.01, peak=None))
+        next(runner.measure(suite, product(4, 4, 4), "float64", BRIEFLY, {}))
 
 
 def test_integers_have_to_be_exact():
@@ -338,9 +520,9 @@ def test_list():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["cubes"], "suite 'cubes' is not one of squares, small, calls"),
+        (["cubes"], "suite 'cubes' is not one of squares, odd, small, calls"),
         (["--peers", "numpy,blis"], "peer 'blis' is not one of numpy, mkl, torch"),
-        (["--dtypes", "float16", "small"], "dtype 'float16' is not one of float32, float64"),
+        (["--dtypes", "float8", "small"], "dtype 'float8' is not one of float32, float64"),
         (["--threads", "0.5"], "invalid"),
         (["--quick", "--full"], "not allowed with"),
     ],

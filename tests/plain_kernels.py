@@ -139,6 +139,12 @@ PRODUCTS(_Float16, _Float16, _Float16, float, float16)
 PRODUCTS(float _Complex, float _Complex, float _Complex, float _Complex, complex64)
 PRODUCTS(double _Complex, double _Complex, double _Complex, double _Complex, complex128)
 PRODUCTS(_Bool, _Bool, _Bool, _Bool, bool)
+PRODUCTS(int8_t, int8_t, int32_t, int32_t, int8_int32)
+PRODUCTS(uint8_t, int8_t, int32_t, int32_t, uint8_int8_int32)
+PRODUCTS(uint8_t, uint8_t, int32_t, int32_t, uint8_int32)
+PRODUCTS(uint8_t, uint8_t, uint32_t, uint32_t, uint8_uint32)
+PRODUCTS(int16_t, int16_t, int32_t, int32_t, int16_int32)
+PRODUCTS(_Float16, _Float16, float, float, float16_float32)
 """
 
 COUNTERS = ("entered", "threads_wanted", "tasks_seen", "nested_tasks_seen", "worker_rounds_up", "late")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -62,32 +62,45 @@ class Explanation:
         return "\n".join(f"{name:>13}: {text}" for name, text in lines)
 
 
-def explain(a, b) -> Explanation:
-    """What ``tvmgemm.matmul(a, b)`` (and, patched, ``a @ b``) does, without computing the product.
+def explain(a, b, dtype=None) -> Explanation:
+    """What ``tvmgemm.matmul(a, b, dtype=dtype)`` (and, patched, ``a @ b``) does, without computing the product.
 
     Takes what matmul takes and raises what it raises. A kernel that the call needs is fetched or built, as by the call.
     """
     a, b = np.asanyarray(a), np.asanyarray(b)
-    dtype = np.matmul.resolve_dtypes((a.dtype, b.dtype, None))[2]
-    if dtype.name not in DTYPES:
-        return Explanation(False, f"no kernels for {dtype.name}; served: {', '.join(KERNEL_DTYPES)}", dtype.name)
-    problem, calls = _probed(a, b)
+    elements = matmul.resolve_dtypes((a.dtype, b.dtype, None), signature=dtype and (None, None, np.dtype(dtype)))
+    name = next((d.name for d in DTYPES.values() if (d.a, d.b, d.c) == tuple(x.name for x in elements)), None)
+    if name is None:
+        kind = elements[2].name
+        return Explanation(False, f"no kernels for {kind}; served: {', '.join(KERNEL_DTYPES)}", kind)
+    problem, calls = _probed(a, b, dtype)
     if problem is None:
-        return Explanation(False, "the stack is empty: nothing is computed", dtype.name)
+        return Explanation(False, "the stack is empty: nothing is computed", name)
     if problem.dtype < 0:
-        return Explanation(False, "strides that are not multiples of the item size", dtype.name, inner_calls=calls)
+        return Explanation(False, "strides that are not multiples of the item size", name, inner_calls=calls)
+    return _decided(Problem.from_native(problem), calls)
+
+
+def _decided(problem: Problem, calls: int) -> Explanation:
     loaded = set(dispatch.kernels)
-    decided, kernel = dispatch.decide(Problem.from_native(problem))
-    return _explanation(decided, kernel, Problem.from_native(problem), calls, loaded)
+    told = _explanation(*dispatch.decide(problem), problem, calls, loaded)
+    output = DTYPES[problem.dtype].c
+    if told.served or output == problem.dtype:
+        return told
+    # The native loop converts A and B to matrices without gaps, and goes on in the loop of the output's dtype.
+    layout = "col" if problem.transposed else "row"
+    converted = replace(problem, dtype=output, batch=1, a_layout=layout, b_layout=layout, symmetric=False)
+    then = _decided(converted, calls)
+    return replace(then, reason=f"{told.reason}: A and B are converted to {output}; {then.reason}")
 
 
-def _probed(a, b):
+def _probed(a, b, dtype):
     """The native problem of the first inner loop and the number of inner loops, from a dry run through NumPy's own
     machinery: promotion, broadcasting and copies are then what they are in the call."""
     problem = ffi.new("tg_problem *")
     lib.tg_probe_begin()
     try:
-        matmul(a, b)
+        matmul(a, b, dtype=dtype)
     finally:
         calls = lib.tg_probe_end(problem)
     return (problem if calls else None), calls

@@ -10,11 +10,6 @@ _Thread_local tg_thread tg_self TG_TLS;
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-/* Indices into a matmul loop's arrays: dims, and steps (three outer ones, then the core strides). */
-enum { DIM_BATCH, DIM_M, DIM_K, DIM_N };
-enum { STEP_A, STEP_B, STEP_C, STEP_RSA, STEP_CSA, STEP_RSB, STEP_CSB, STEP_RSC, STEP_CSC };
-enum { SERVED = 0, DECLINED = 1, NO_MEMORY = -1, KERNEL_FAILED = -2 };
-
 typedef struct {
     const char *base;
     intptr_t step;                    /* to the next of the batch, in bytes */
@@ -48,18 +43,18 @@ static const elements ELEMENTS[TG_NDTYPES] = {
 ALWAYS_INLINE bool canonicalise(char **args, const intptr_t *dims, const intptr_t *steps, elements e,
                                 tg_problem *p, operand *a, operand *b, operand *c)
 {
-    const intptr_t in_a = steps[STEP_RSA] | steps[STEP_CSA], in_b = steps[STEP_RSB] | steps[STEP_CSB],
-                   in_c = steps[STEP_RSC] | steps[STEP_CSC];
+    const intptr_t in_a = steps[TG_STEP_RSA] | steps[TG_STEP_CSA], in_b = steps[TG_STEP_RSB] | steps[TG_STEP_CSB],
+                   in_c = steps[TG_STEP_RSC] | steps[TG_STEP_CSC];
     if (TG_UNLIKELY((in_a & (((intptr_t)1 << e.a_shift) - 1)) | (in_b & (((intptr_t)1 << e.b_shift) - 1))
                     | (in_c & (((intptr_t)1 << e.c_shift) - 1))))
         return false;
-    p->batch = dims[DIM_BATCH];
-    p->m = dims[DIM_M];
-    p->k = dims[DIM_K];
-    p->n = dims[DIM_N];
-    *a = (operand){ args[0], steps[STEP_A], steps[STEP_RSA] >> e.a_shift, steps[STEP_CSA] >> e.a_shift };
-    *b = (operand){ args[1], steps[STEP_B], steps[STEP_RSB] >> e.b_shift, steps[STEP_CSB] >> e.b_shift };
-    *c = (operand){ args[2], steps[STEP_C], steps[STEP_RSC] >> e.c_shift, steps[STEP_CSC] >> e.c_shift };
+    p->batch = dims[TG_DIM_BATCH];
+    p->m = dims[TG_DIM_M];
+    p->k = dims[TG_DIM_K];
+    p->n = dims[TG_DIM_N];
+    *a = (operand){ args[0], steps[TG_STEP_A], steps[TG_STEP_RSA] >> e.a_shift, steps[TG_STEP_CSA] >> e.a_shift };
+    *b = (operand){ args[1], steps[TG_STEP_B], steps[TG_STEP_RSB] >> e.b_shift, steps[TG_STEP_CSB] >> e.b_shift };
+    *c = (operand){ args[2], steps[TG_STEP_C], steps[TG_STEP_RSC] >> e.c_shift, steps[TG_STEP_CSC] >> e.c_shift };
     p->symmetric = e.same_inputs && a->base == b->base && p->m == p->n && a->rs == b->cs && a->cs == b->rs
         && (p->batch == 1 || a->step == b->step);
     settle_unit_dimensions(a, p->m, p->k);
@@ -115,7 +110,7 @@ ALWAYS_INLINE int run(tg_thread *self, tg_entry *entry, const tg_problem *p, con
     if (kernel->workspace) {
         int64_t bytes = 0;
         if (kernel->workspace(args, &bytes) != 0 || (bytes > 0 && !(work = tg_scratch(bytes))))
-            return NO_MEMORY;
+            return TG_NO_MEMORY;
     }
     self->tasks = plan->tasks;
     int32_t failed = 0;
@@ -125,9 +120,9 @@ ALWAYS_INLINE int run(tg_thread *self, tg_entry *entry, const tg_problem *p, con
     if (work)
         tg_trim_scratch();
     if (TG_UNLIKELY(failed))
-        return KERNEL_FAILED;
+        return TG_KERNEL_FAILED;
     atomic_fetch_add_explicit(&entry->calls, 1, memory_order_relaxed);
-    return SERVED;
+    return TG_SERVED;
 }
 
 ALWAYS_INLINE int serve(char **args, const intptr_t *dims, const intptr_t *steps, int dtype, elements e,
@@ -143,17 +138,17 @@ ALWAYS_INLINE int serve(char **args, const intptr_t *dims, const intptr_t *steps
         if (!possible)
             p = (tg_problem){ .dtype = -1 };
         record(self, &p);
-        return SERVED;
+        return TG_SERVED;
     }
     if (TG_UNLIKELY(!possible))
-        return DECLINED;
+        return TG_DECLINED;
     if (TG_UNLIKELY(p.batch <= 0 || p.m <= 0 || p.n <= 0))
-        return SERVED;                /* no result to compute; k == 0 has one: zeros */
+        return TG_SERVED;                /* no result to compute; k == 0 has one: zeros */
     tg_entry *entry = tg_find(self, &p);
     if (TG_UNLIKELY(!entry))
         entry = miss(self, &p);
     if (TG_UNLIKELY(!entry || !entry->plan.kernel))
-        return DECLINED;
+        return TG_DECLINED;
     return run(self, entry, &p, &a, &b, &c, scale);
 }
 
@@ -162,13 +157,18 @@ ALWAYS_INLINE int serve(char **args, const intptr_t *dims, const intptr_t *steps
     void tg_loop_##name(char **args, const intptr_t *dims, const intptr_t *steps, void *data) \
     { \
         (void)data;                   /* a loop put into np.matmul gets NumPy's */ \
-        if (TG_UNLIKELY(serve(args, dims, steps, id, ELEMENTS[id], TG_MATMUL, NULL) != SERVED)) { \
+        if (TG_UNLIKELY(serve(args, dims, steps, id, ELEMENTS[id], TG_MATMUL, NULL) != TG_SERVED)) { \
             const tg_numpy_loop *numpys = &tg_numpy_loops[TG_LOOP_##name]; \
             tg_count_declined(id); \
             numpys->run(args, dims, steps, numpys->data); \
         } \
     }
 TG_LOOPS(LOOP)
+
+int tg_serve(char **args, const intptr_t *dims, const intptr_t *steps, int dtype, int op, const void *scale)
+{
+    return serve(args, dims, steps, dtype, ELEMENTS[dtype], op, scale);
+}
 
 int tg_gemm(int dtype, int64_t m, int64_t n, int64_t k, const char *a, int64_t rsa, int64_t csa,
             const char *b, int64_t rsb, int64_t csb, char *c, int64_t rsc, int64_t csc, const void *scale)
@@ -177,9 +177,9 @@ int tg_gemm(int dtype, int64_t m, int64_t n, int64_t k, const char *a, int64_t r
     const intptr_t dims[] = { 1, m, k, n };
     const intptr_t steps[] = { 0, 0, 0, rsa, csa, rsb, csb, rsc, csc };
     if (dtype < 0 || dtype >= TG_NDTYPES)
-        return DECLINED;
-    int status = serve(args, dims, steps, dtype, ELEMENTS[dtype], TG_GEMM, scale);
-    if (status != SERVED)
+        return TG_DECLINED;
+    int status = tg_serve(args, dims, steps, dtype, TG_GEMM, scale);
+    if (status != TG_SERVED)
         tg_count_declined(dtype);
     return status;
 }

@@ -53,6 +53,16 @@
     ROW(NPY_CFLOAT,    TG_COMPLEX64,          cfloat) \
     ROW(NPY_CDOUBLE,   TG_COMPLEX128,         cdouble)
 
+/* The loops that only our own ufunc has, for products whose output has another type: NumPy's type numbers of A,
+ * B and C, id, name; C types of A, B and C; and the loop of the output's type, for what has no kernel. */
+#define TG_MIXED_LOOPS(ROW) \
+    ROW(NPY_BYTE,  NPY_BYTE,  NPY_INT,   TG_INT8_INT32,       byte_int,       int8_t,  int8_t,  int32_t,  int) \
+    ROW(NPY_UBYTE, NPY_BYTE,  NPY_INT,   TG_UINT8_INT8_INT32, ubyte_byte_int, uint8_t, int8_t,  int32_t,  int) \
+    ROW(NPY_UBYTE, NPY_UBYTE, NPY_INT,   TG_UINT8_INT32,      ubyte_int,      uint8_t, uint8_t, int32_t,  int) \
+    ROW(NPY_UBYTE, NPY_UBYTE, NPY_UINT,  TG_UINT8_UINT32,     ubyte_uint,     uint8_t, uint8_t, uint32_t, uint) \
+    ROW(NPY_SHORT, NPY_SHORT, NPY_INT,   TG_INT16_INT32,      short_int,      int16_t, int16_t, int32_t,  int) \
+    ROW(NPY_HALF,  NPY_HALF,  NPY_FLOAT, TG_FLOAT16_FLOAT32,  half_float,     half,    half,    float,    float)
+
 #define TG_LOOP_NUMBER(npy, id, name) TG_LOOP_##name,
 enum { TG_LOOPS(TG_LOOP_NUMBER) TG_NLOOPS };
 
@@ -105,6 +115,19 @@ typedef void (*tg_loop_fn)(char **args, const intptr_t *dims, const intptr_t *st
 #define TG_DECLARE_LOOP(npy, id, name) \
     void tg_loop_##name(char **args, const intptr_t *dims, const intptr_t *steps, void *data);
 TG_LOOPS(TG_DECLARE_LOOP)
+#define TG_DECLARE_MIXED_LOOP(npy_a, npy_b, npy_c, id, name, a, b, c, loop) TG_DECLARE_LOOP(npy_c, id, name)
+TG_MIXED_LOOPS(TG_DECLARE_MIXED_LOOP)
+TG_DECLARE_LOOP(NPY_SHORT, none, ubyte_byte_short)   /* has no kernels; see ufunc.c */
+
+/* Indices into a loop's arrays: dims, and steps (to the next of the batch, then row and column strides). */
+enum { TG_DIM_BATCH, TG_DIM_M, TG_DIM_K, TG_DIM_N };
+enum { TG_STEP_A, TG_STEP_B, TG_STEP_C, TG_STEP_RSA, TG_STEP_CSA, TG_STEP_RSB, TG_STEP_CSB, TG_STEP_RSC,
+       TG_STEP_CSC };
+
+/* Serves a call of a loop if a kernel can: what tg_gemm returns. The caller does what is declined, and counts
+ * it. */
+enum { TG_SERVED = 0, TG_DECLINED = 1, TG_NO_MEMORY = -1, TG_KERNEL_FAILED = -2 };
+int tg_serve(char **args, const intptr_t *dims, const intptr_t *steps, int dtype, int op, const void *scale);
 
 /* ufunc.c: NumPy's own loops, to decline to; set before any of ours is installed and never changed. */
 typedef struct { tg_loop_fn run; void *data; } tg_numpy_loop;

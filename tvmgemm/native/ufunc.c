@@ -21,6 +21,10 @@ static const char DOCUMENTATION[] =
     "float16, float32, float64, complex64 and complex128 are served by kernels; all other\n"
     "dtypes, and any product that no kernel serves, run NumPy's own loop.\n"
     "\n"
+    "``dtype=`` of a wider type is as with :func:`numpy.matmul`, but without converting the\n"
+    "operands first: int8 by int8, uint8 by int8, uint8 by uint8 and int16 by int16 with\n"
+    "``dtype=int32``, uint8 by uint8 with ``dtype=uint32``, float16 with ``dtype=float32``.\n"
+    "\n"
     "Parameters\n"
     "----------\n"
     "x1, x2 : array_like\n"
@@ -44,6 +48,16 @@ static const struct { int type; tg_loop_fn loop; } OURS[TG_NLOOPS] = {
 #define ROW(npy, id, name) [TG_LOOP_##name] = { npy, tg_loop_##name },
     TG_LOOPS(ROW)
 };
+
+/* Rows that our own ufunc has after NumPy's. dtype= chooses them; without it two rows fit the inputs, and then
+ * NumPy leaves the choice to the type resolver, which is its own. So that this holds for uint8.int8 too, whose
+ * result is int16, there is a second row for it. */
+static const struct { char types[OPERANDS]; tg_loop_fn loop; } MIXED[] = {
+#define MIXED_ROW(npy_a, npy_b, npy_c, id, name, a, b, c, loop) { { npy_a, npy_b, npy_c }, tg_loop_##name },
+    TG_MIXED_LOOPS(MIXED_ROW)
+    { { NPY_UBYTE, NPY_BYTE, NPY_SHORT }, tg_loop_ubyte_byte_short },
+};
+enum { N_MIXED = sizeof MIXED / sizeof *MIXED };
 
 tg_numpy_loop tg_numpy_loops[TG_NLOOPS];
 static bool known;                    /* tg_numpy_loops is filled */
@@ -69,7 +83,7 @@ static int loop_of(const PyUFuncObject *ufunc, int type)
 static bool is_matmul(const PyUFuncObject *ufunc)
 {
     if (!PyObject_TypeCheck(ufunc, &PyUFunc_Type) || ufunc->nin != 2 || ufunc->nout != 1
-        || ufunc->ntypes > MAX_LOOPS || !ufunc->core_signature
+        || ufunc->ntypes > MAX_LOOPS - N_MIXED || !ufunc->core_signature
         || strcmp(ufunc->core_signature, SIGNATURE) != 0)
         return false;
     for (int l = 0; l < TG_NLOOPS; l++)
@@ -111,7 +125,11 @@ static uintptr_t make_ufunc(const PyUFuncObject *matmul)
     }
     for (int l = 0; l < TG_NLOOPS; l++)
         loops[loop_of(matmul, OURS[l].type)] = OURS[l].loop;
-    PyObject *made = PyUFunc_FromFuncAndDataAndSignature(loops, data, types, matmul->ntypes, 2, 1,
+    for (int l = 0; l < N_MIXED; l++) {
+        loops[matmul->ntypes + l] = MIXED[l].loop;
+        memcpy(types + OPERANDS * (matmul->ntypes + l), MIXED[l].types, OPERANDS);
+    }
+    PyObject *made = PyUFunc_FromFuncAndDataAndSignature(loops, data, types, matmul->ntypes + N_MIXED, 2, 1,
                                                          PyUFunc_None, "matmul", DOCUMENTATION, 0, SIGNATURE);
     if (!made) {
         PyErr_Clear();

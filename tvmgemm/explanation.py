@@ -68,7 +68,8 @@ def explain(a, b, dtype=None) -> Explanation:
     Takes what matmul takes and raises what it raises. A kernel that the call needs is fetched or built, as by the call.
     """
     a, b = np.asanyarray(a), np.asanyarray(b)
-    elements = matmul.resolve_dtypes((a.dtype, b.dtype, None), signature=dtype and (None, None, np.dtype(dtype)))
+    signature = {} if dtype is None else {"signature": (None, None, np.dtype(dtype))}
+    elements = matmul.resolve_dtypes((a.dtype, b.dtype, None), **signature)
     name = next((d.name for d in DTYPES.values() if (d.a, d.b, d.c) == tuple(x.name for x in elements)), None)
     if name is None:
         kind = elements[2].name

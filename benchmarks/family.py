@@ -63,10 +63,9 @@ def specs(isa: str, dtype: str, extent: str, threads: int) -> Iterator[KernelSpe
         packings = variant.packings
         if extent == "quick":
             tiles, packings = tiles[:1], packings[:: len(packings) - 1]
-        loops = ("", *variant.parallel_loops) if threads > 1 else ("",)
         for tile in tiles:
             for packing in packings:
-                for loop in loops:
+                for loop in ("", *variant.parallel_loops(packing)) if threads > 1 else ("",):
                     yield member(variant.name, dtype, isa, tile, packing, parallel=loop)
 
 

@@ -24,12 +24,12 @@ ISA = "armv8-neon"
 
 make = functools.partial(spec_of, ISA)
 
-#: Every variant, dtype and operation, serial, and the innermost loop that can be shared out; and what reads
+#: Every variant, dtype and operation, serial, and the innermost outer loop shared out; and what reads
 #: operands in place.
 DEFAULTS = [
     make(dtype, name, op, parallel=loop)
     for name, dtype, op in itertools.product(VARIANTS, FLOATS, OPS)
-    for loop in ("", VARIANTS[name].parallel_loops[-1])
+    for loop in ("", VARIANTS[name].outer[-1])
 ]
 DEFAULTS += [make(dtype, "B3A2C0", packing="none") for dtype in FLOATS]
 
@@ -37,7 +37,8 @@ DEFAULTS += [make(dtype, "B3A2C0", packing="none") for dtype in FLOATS]
 EVERYTHING = [
     make(dtype, name, op, packing, loop)
     for name, dtype, op in itertools.product(VARIANTS, FLOATS, OPS)
-    for packing, loop in itertools.product(VARIANTS[name].packings, ("", *VARIANTS[name].parallel_loops))
+    for packing in VARIANTS[name].packings
+    for loop in ("", *VARIANTS[name].parallel_loops(packing))
 ]
 for name, dtype in itertools.product(VARIANTS, FLOATS):
     row = VARIANTS[name]
@@ -46,12 +47,14 @@ for name, dtype in itertools.product(VARIANTS, FLOATS):
         for tile in TILES[ISA, dtype][row.resident][1:]
         for packing in row.packings
     ]
-    EVERYTHING += [make(dtype, name, without=(switch,)) for switch in SWITCHES]
+    EVERYTHING += [
+        make(dtype, name, without=(switch,)) for switch in SWITCHES if row.resident == "C" or switch != "register-loads"
+    ]
     EVERYTHING += [
         make(dtype, name, op, parallel=loop, step=step)
         for step in STEPS[:-1]
         if row.resident == "C" or step in ("basic", "blocked")
-        for op, loop in itertools.product(OPS, ("", row.parallel_loops[0]))
+        for op, loop in itertools.product(OPS, ("", row.outer[0]))
         if not (step == "basic" and loop)  # it has no loop to share out
     ]
 

@@ -7,6 +7,7 @@ A spread of the members runs by default, all of them with ``-m slow``.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,9 +26,8 @@ from tvmgemm.spec import KernelSpec
 MEMBERS = [
     member(v.name, dtype, isa, tile, packing, parallel=parallel, op=op)
     for isa, dtype, v in itertools.product(RUNNABLE, FLOATS, VARIANTS.values())
-    for tile, packing, parallel, op in itertools.product(
-        dict.fromkeys(TILES[isa, dtype][v.resident]), v.packings, ("", *v.parallel_loops), OPS
-    )
+    for tile, packing in itertools.product(dict.fromkeys(TILES[isa, dtype][v.resident]), v.packings)
+    for parallel, op in itertools.product(("", *v.parallel_loops(packing)), OPS)
 ]
 
 
@@ -138,6 +138,38 @@ def test_one_order_of_summation(built, dtype):
                 results.append(tvmgemm.matmul(a, b))
         for result in results[1:]:
             assert_same_bits(result, results[0])
+
+
+@pytest.mark.parametrize("dtype, op", [("float32", "gemm"), ("float64", "matmul")])
+def test_sharing_out_a_loop_changes_no_bit(built, dtype, op):
+    """Whatever the tasks share, blocks of k included, and however many blocks wait in memory until they are added."""
+    serial = [s for s in MEMBERS if is_default(replace(s, op="matmul")) and (s.dtype, s.op) == (dtype, op)]
+    members = {s: [replace(s, parallel=loop) for loop in VARIANTS[s.variant].outer] for s in serial}
+    built([*members, *itertools.chain(*members.values())])
+    rng = np.random.default_rng(5)
+    # The last has more sums of blocks than fit into the memory for them at a time.
+    for (m, n, k), tasks in itertools.product([(33, 65, 100), (3, 130, 16), (290, 310, 420)], (2, 3)):
+        a, b = rng.standard_normal((m, k)).astype(dtype), rng.standard_normal((k, n)).astype(dtype)
+        old = rng.standard_normal((m, n)).astype(dtype)
+        for spec, shared in members.items():
+            forced = {"variant": spec.variant, "microkernel": spec.tile, "packing": spec.packing}
+            with planned((1, 1, 16), parallel_loop="none", **forced):
+                expected = product_of(a, b, old, op)
+            for member in shared:
+                before = calls(member)
+                with planned((1, 1, 16), parallel_loop=member.parallel, num_threads=tasks, **forced):
+                    result = product_of(a, b, old, op)
+                assert calls(member) > before, f"{member.name} did not run"
+                assert_same_bits(result, expected)
+
+
+def product_of(a, b, old, op):
+    """A.B, or alpha.A.B + beta.C into a C whose columns have gaps."""
+    if op == "matmul":
+        return tvmgemm.matmul(a, b)
+    c = np.repeat(old, 2, axis=1)[:, ::2] if old.shape[0] % 2 else old.copy()
+    tvmgemm.gemm(a, b, c, alpha=1.7, beta=-0.3)
+    return c
 
 
 @pytest.mark.parametrize(

@@ -406,11 +406,20 @@ def test_parallel_and_scaling_kernels_have_the_same_hot_loop(variant, op):
     codegen = pytest.importorskip("tvmgemm.family.codegen", reason="needs the compiler")
     for isa in ("x86-64-v4", "armv8-neon"):
         plain = member(variant, "float32", isa)
-        shared = replace(plain, op=op, parallel=VARIANTS[variant].parallel_loops[0])
+        shared = replace(plain, op=op, parallel=VARIANTS[variant].outer[0])
         loops = [hottest(inner_loops(codegen.assembly(s), isa_of(isa).arch)) for s in (plain, shared)]
         assert [(x.fmas, x.loads, x.broadcasts, x.stores, x.stack) for x in loops[:1]] == [
             (x.fmas, x.loads, x.broadcasts, x.stores, x.stack) for x in loops[1:]
         ]
+
+
+@pytest.mark.parametrize("isa", ["x86-64-v3", "x86-64-v4", "armv8-neon"])
+def test_without_register_loads_every_multiply_add_reads_memory(isa):
+    codegen = pytest.importorskip("tvmgemm.family.codegen", reason="needs the compiler")
+    full = member("B3A2C0", "float32", isa)
+    loops = [hottest(inner_loops(codegen.assembly(s), isa_of(isa).arch)) for s in (full, replace(full, without=("register-loads",)))]
+    assert loops[0].fmas == loops[1].fmas == loops[1].loads > 3 * loops[0].loads
+    assert loops[0].broadcasts == loops[1].broadcasts and not loops[1].stack
 
 
 def test_a_tile_that_does_not_fit_goes_to_the_stack():

@@ -143,7 +143,7 @@ class Options:
     )
     parallel_loop: str | None = _setting(
         None,
-        one_of(lambda: ("ic", "jc", "none")),
+        one_of(lambda: ("ic", "jc", "pc", "none")),
         "the loop that threads share out, or 'none' for one thread; None: the planner's choice",
     )
     log: str | None = _setting(

@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     shows = "\n".join(f"{name:<7} {what}" for name, what in SHOWS.items())
-    loops, steps = ("ic", "jc", "none"), ", ".join(STEPS)
+    loops, steps = ("ic", "jc", "pc", "none"), ", ".join(STEPS)
     # fmt: off
     add("--variant", default="B3A2C0", choices=[*VARIANTS, "all"], metavar="V", help=", ".join(VARIANTS))
     add("--dtype", default="float32", choices=[*KERNEL_DTYPES, "all"], metavar="D", help=", ".join(KERNEL_DTYPES))
@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--op", default=OPS[0], choices=OPS, metavar="O", help="matmul: A.B; gemm: alpha.A.B + beta.C")
     add("--microkernel", type=_tile, metavar="RxC", help="tile of the resident operand, as in 14x32")
     add("--packing", metavar="P", help="operands that are packed: ab, ac, bc, a, b, c, none")
-    add("--parallel-loop", default="none", choices=loops, metavar="L", help="what tasks share: ic, jc, none")
+    add("--parallel-loop", default="none", choices=loops, metavar="L", help="what tasks share: ic, jc, pc, none")
     add("--step", default=STEPS[-1], choices=STEPS, metavar="S", help=f"how far to go: {steps}")
     add("--without", type=_switches, default=(), metavar="W,..", help=f"leave out {', '.join(SWITCHES)}")
     add("--show", default="loops", choices=SHOWS, metavar="WHAT", help=shows)

@@ -19,7 +19,7 @@ from tvm import tirx
 
 from ..problem import DTYPES
 from ..spec import STEPS, KernelSpec
-from . import emit, macrokernel, plain
+from . import emit, macrokernel, plain, split_k
 from .emit import const, let, loop
 from .isa import isa_of
 from .packing import Operand, pack_panels
@@ -56,6 +56,7 @@ class Generator:
     spec: KernelSpec
     values: dict[str, Any] = field(init=False, default_factory=dict)
     panels: dict[str, emit.View] = field(init=False, default_factory=dict)
+    slot: Any = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -175,16 +176,18 @@ class Generator:
         if self.spec.parallel != name:
             with loop(name, count) as index:
                 body(index, task)
-            return
-        with emit.parallel("task", self.values["tasks"]) as task:
-            first, share = self._share(count, task)
-            with loop(name, share, first) as index:
-                body(index, task)
+        elif name == "pc":
+            split_k.share_out(self, count, blocks, body)
+        else:
+            with emit.parallel("task", self.values["tasks"]) as task:
+                first, share = self.share(count, task)
+                with loop(name, share, first) as index:
+                    body(index, task)
 
     def _step(self, name: str):
         return self.values[LOOP_DIMENSION[name] + "c"]
 
-    def _share(self, count, task):
+    def share(self, count, task):
         """(first, number) of the iterations of ``count`` that fall to ``task``: contiguous and as even as can be."""
         tasks = self.values["tasks"]
         first = let("first", tirx.truncdiv(count * task, tasks))
@@ -223,7 +226,7 @@ class Generator:
 
         if self.spec.parallel and not self.private(at):
             with emit.parallel("packer", self.values["tasks"]) as packer:
-                pack(*self._share(count, packer))
+                pack(*self.share(count, packer))
         else:
             pack(const(0), count)
 
@@ -238,8 +241,11 @@ class Generator:
         """Emit ``write(update)`` for each way of bringing a finished sum of one block of k to C.
 
         ``update(sum, load, splat)`` is C's new value; it calls ``load()`` only where it needs the old one. C = sum in the
-        first block of k, C += sum in later ones; with alpha and beta for gemm.
+        first block of k, C += sum in later ones; with alpha and beta for gemm. A slot of ``split_k`` takes the sum as it is.
         """
+        if self.slot is not None:
+            write(lambda x, c, s: x)
+            return
         if self.spec.op == "matmul":
             emit.branch(first, lambda: write(lambda x, c, s: x), lambda: write(lambda x, c, s: c() + x))
             return

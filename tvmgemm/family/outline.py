@@ -73,8 +73,9 @@ class _Outline:
         yield
         self.indent -= 1
 
-    def _buffer(self, name: str, size: str, private: bool) -> None:
-        owner = "" if not self.spec.parallel else "one per task" if private else "shared"
+    def _buffer(self, name: str, size: str, private: bool, owner: str = "") -> None:
+        if self.spec.parallel and not owner:
+            owner = "one per task" if private else "shared"
         if (row := (name, size, owner)) not in self.buffers:
             self.buffers.append(row)
 
@@ -122,6 +123,26 @@ class _Outline:
                 self._pack(operand, name)
             with self._sums(name):
                 self._outer(rest)
+        if shared and name == "pc":
+            self._add_slots()
+
+    @property
+    def _collects(self) -> bool:
+        """Whether C is packed outside of the loop over blocks of k."""
+        at = self.packed.get("C")
+        return at is not None and self.variant.outer.index(at) < self.variant.outer.index("pc")
+
+    def _add_slots(self) -> None:
+        """What follows a loop over blocks of k whose iterations have sums of their own."""
+        outer = self.variant.outer
+        outside = [LOOP_DIMENSION[loop] for loop in outer[: outer.index("pc")]]
+        what = self._panels("C") if self._collects else " x ".join(d + "c" * (d in outside) for d in "mn")
+        self._buffer("Sc", what, False, "one per block of k, as many as 4 MiB hold, but one per task")
+        with self._loop("pc", "k", "kc", "tasks share out C and keep to the order of k"):
+            if self._collects:
+                self._line("Cc = Sc[pc]", "in the first block of k; in later ones += Sc[pc]")
+            else:
+                self._bring(f"C[{', '.join(f'{_INDEX[d]}c:+{d}c' if d in outside else ':' for d in 'mn')}]", "Sc[pc]", slot=False)
 
     def _block(self, operand: str) -> str:
         """The current block of an operand: ``A[ic:+mc, pc:+kc]``."""
@@ -146,9 +167,12 @@ class _Outline:
     @contextmanager
     def _sums(self, name: str) -> Iterator[None]:
         """What happens to a packed C around the inner loops of outer loop ``name``."""
-        at = self.packed.get("C")
-        collects = at is not None and self.variant.outer.index(at) < self.variant.outer.index("pc")
-        if name == "pc" and collects:
+        at, collects = self.packed.get("C"), self._collects
+        if name == "pc" and collects and self.spec.parallel == "pc":
+            self._line("S = Sc[pc]")
+            self._line("S = 0")
+            yield
+        elif name == "pc" and collects:
             self._buffer("Pc", self._panels("C"), self._private(at))
             self._line("S = Cc if pc == 0 else Pc")
             self._line("S = 0")
@@ -163,8 +187,12 @@ class _Outline:
         else:
             yield
 
-    def _bring(self, place: str, sums: str, every: bool = False) -> None:
-        """C from finished sums of one block of k; ``every``: of all blocks of k."""
+    def _bring(self, place: str, sums: str, every: bool = False, slot: bool = True) -> None:
+        """C from finished sums of one block of k; ``every``: of all blocks of k. ``slot``: they wait for other blocks if
+        tasks share those out."""
+        if slot and not every and self.spec.parallel == "pc":
+            self._line(f"Sc[pc]{place[1:]} = {sums}")
+            return
         matmul = self.spec.op == "matmul"
         scaled = sums if matmul else f"alpha*{sums}"
         start = f"{place} = {scaled}" + ("" if matmul else f" + beta*{place}")
@@ -220,8 +248,7 @@ class _Outline:
         self._begin(self._block("C"), in_block=True)
         with self._tiles():
             if in_tile:
-                self._buffer("T", f"{mr} x {nr}", bool(self.spec.parallel))
-                self._line("T = 0")
+                self._line("T = 0", f"{mr} x {nr}, on the stack")
             with self._nest(("p", ("0", "kc")), ("it", ("0", str(mr))), ("jt", ("0", str(nr)))):
                 product = "Ac[ir+it, p]*Bc[p, jr+jt]"
                 if in_tile:
@@ -247,7 +274,8 @@ class _Outline:
             self._line("T = 0", f"{mr} x {nr} of C, in registers")
             ahead = "; prefetches Bc ahead" if "B" in self.packed and prefetch else ""
             with self._loop("p", "kc", comment="micro-kernel"):
-                self._line(f"T += {a}*{b}", self._work(vectors, mr, mr * vectors) + ahead)
+                loads = vectors if "register-loads" not in self.spec.without else mr * vectors
+                self._line(f"T += {a}*{b}", self._work(loads, mr, mr * vectors) + ahead)
             self._bring(c, "T")
 
     def _resident_operand(self) -> None:
@@ -255,7 +283,7 @@ class _Outline:
         across, _ = PANELS[resident][resident]
         other = "B" if resident == "A" else "A"
         width, kr, s = self.tile[across], self.tile["k"], _INDEX[stream]
-        sums = "S" if "Pc" in (name for name, *_ in self.buffers) else "Cc"
+        sums = "S" if self._collects else "Cc"
 
         def indices(dimensions: tuple[str, ...], block: bool) -> str:
             """Of the micro-tile along its own dimensions, of one step along the other; from the block or from

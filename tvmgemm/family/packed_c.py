@@ -6,6 +6,7 @@ element of C is the same chain of additions whichever variant computes it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +23,21 @@ def partial_sums(g: Generator, name: str, blocks: dict[str, Block], task):
     """Around the inner loops of outer loop ``name``: choose and clear the panels that they add to, then move the sums on.
 
     C packed inside the loop over k: its panels hold the sums of one block of k, and go to C. C packed outside: they
-    hold all sums; the first block of k is added up in them, later ones in panels of their own that are then added.
+    hold all sums; the first block of k is added up in them, later ones in panels of their own that are then added. Where
+    tasks share out the loop over k, each block has panels of its own (``split_k`` adds them).
     """
     at = g.packed.get("C")
-    collects = at is not None and g.memory.total_in_panels
-    if name == "pc" and collects:
+    collects = g.memory.total_in_panels
+    if name == "pc" and collects and g.slot is not None:
+        g.panels["sums"] = g.memory.panels("S", g.slot)
+        _clear(g, blocks)
+        yield
+    elif name == "pc" and collects:
         first = blocks["k"].start == const(0)
         g.panels["sums"] = g.memory.either(first, "C", "P", task)
         _clear(g, blocks)
         yield
-        emit.branch(first, lambda: None, lambda: _add(g, blocks, g.memory.panels("P", task)))
+        emit.branch(first, lambda: None, lambda: add_panels(g, blocks, g.memory.panels("P", task), False))
     elif name == at:
         if not collects:
             g.panels["sums"] = g.panels["C"]
@@ -44,13 +50,19 @@ def partial_sums(g: Generator, name: str, blocks: dict[str, Block], task):
         yield
 
 
+def _all(count) -> tuple[Any, Any]:
+    return const(0), count
+
+
 @contextmanager
-def _vectors_of_panels(g: Generator, blocks: dict[str, Block]):
-    """A loop over the panels of the block and their steps; yields (panel, step, columns of the vectors)."""
+def _vectors_of_panels(g: Generator, blocks: dict[str, Block], share: Callable = _all):
+    """A loop over the panels of the block and their steps; yields (panel, step, columns of the vectors).
+
+    ``share(count)``: (first, number) of the panels."""
     across, along = PANELS[g.variant.resident]["C"]
     width = g.tile[across]
-    panels = emit.ceil_div(blocks[across].size, const(width))
-    with loop("panel", panels) as panel, loop("step", blocks[along].size) as step:
+    first, panels = share(emit.ceil_div(blocks[across].size, const(width)))
+    with loop("panel", panels, first) as panel, loop("step", blocks[along].size) as step:
         yield panel, step, range(0, width, g.vectors.lanes)
 
 
@@ -60,13 +72,17 @@ def _clear(g: Generator, blocks: dict[str, Block]) -> None:
             g.panels["sums"].set_vector(g.vectors.splat(0.0), g.vectors.lanes, panel, step, const(c))
 
 
-def _add(g: Generator, blocks: dict[str, Block], partial: emit.View) -> None:
-    """Panels of C += those of one block of k."""
+def add_panels(g: Generator, blocks: dict[str, Block], partial: emit.View, first, share: Callable = _all) -> None:
+    """Panels of C += those of one block of k; ``first``: C = the first of them. ``share`` as above."""
     lanes, total = g.vectors.lanes, g.panels["C"]
-    with _vectors_of_panels(g, blocks) as (panel, step, chunks):
-        for c in chunks:
-            at = (lanes, panel, step, const(c))
-            total.set_vector(total.get_vector(*at) + partial.get_vector(*at), *at)
+
+    def each(value) -> None:
+        with _vectors_of_panels(g, blocks, share) as (panel, step, chunks):
+            for c in chunks:
+                at = (lanes, panel, step, const(c))
+                total.set_vector(value(partial.get_vector(*at), at), *at)
+
+    emit.branch(first, lambda: each(lambda x, at: x), lambda: each(lambda x, at: total.get_vector(*at) + x))
 
 
 def _bring_rows(g: Generator, blocks: dict[str, Block], update) -> None:

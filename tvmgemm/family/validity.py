@@ -15,16 +15,31 @@ def check(spec: KernelSpec) -> None:
     packings = variant.packings if spec.step not in ("packed", "microkernel") else (variant.packable,)
     if spec.packing not in packings:
         raise ValueError(f"packing {spec.packing!r}: {spec.variant} takes {', '.join(packings)}")
-    if spec.parallel and spec.parallel not in variant.parallel_loops:
-        raise ValueError(
-            f"parallel loop {spec.parallel!r}: {spec.variant} can share out {', '.join(variant.parallel_loops)}"
-        )
+    if spec.parallel:
+        _check_parallel(spec)
     # The paper builds its steps for resident C; packed loops without a micro-kernel exist for those variants only.
     steps = STEPS if variant.resident == "C" else ("basic", "blocked", "optimised")
     if spec.step not in steps:
         raise ValueError(f"step {spec.step!r}: {spec.variant} has {', '.join(steps)}")
     if unknown := set(spec.without) - set(SWITCHES):
         raise ValueError(f"without {', '.join(sorted(unknown))}: the switches are {', '.join(SWITCHES)}")
+    if "register-loads" in spec.without and variant.resident != "C":
+        raise ValueError(f"without register-loads: {spec.variant} is the loads to registers, it has a tile of {variant.resident} there")
+
+
+def _check_parallel(spec: KernelSpec) -> None:
+    """Raise ValueError if tasks cannot share out the loop that the spec names."""
+    variant, asked = VARIANTS[spec.variant], f"parallel loop {spec.parallel!r}"
+    loops = variant.parallel_loops(spec.packing)
+    if spec.parallel not in loops:
+        why = ""
+        if spec.parallel in variant.outer:
+            why = f" with packing {spec.packing!r}, which adds to C in one chain through all of k"
+        raise ValueError(f"{asked}: {spec.variant} can share out {', '.join(loops)}{why}")
+    if spec.step == "basic":
+        raise ValueError(f"{asked}: step 'basic' has no loops over blocks")
+    if spec.parallel == "pc" and spec.step != STEPS[-1]:
+        raise ValueError(f"{asked}: step {spec.step!r} adds each product to C, it has no sums of one block of k")
 
 
 def unsuitable(spec: KernelSpec, problem: Problem) -> str | None:

@@ -40,13 +40,15 @@ class Variant:
     inner: tuple[str, str]
     resident: str
 
-    @property
-    def parallel_loops(self) -> tuple[str, ...]:
-        """Outer loops whose iterations write disjoint parts of C, so that tasks may share them out.
+    def parallel_loops(self, packing: str) -> tuple[str, ...]:
+        """Outer loops that tasks may share out when that is packed.
 
-        Iterations of ``pc`` add into the same C: sharing those out needs a reduction, which is another algorithm.
+        Iterations of ``ic`` and ``jc`` write disjoint parts of C. Those of ``pc`` add to the same C, so the sums of each
+        are kept apart and added in the order of k; a C that is updated in place has no such sums, but one chain of
+        additions through all of k.
         """
-        return tuple(loop for loop in self.outer if loop != "pc")
+        in_place = "c" in self.packable and "c" not in packing
+        return tuple(loop for loop in self.outer if loop != "pc" or not in_place)
 
     @property
     def packable(self) -> str:

@@ -10,7 +10,8 @@ from tvm import tirx
 from . import emit
 from .emit import const, let
 from .packing import slack
-from .variants import PANELS
+from .split_k import slots
+from .variants import LOOP_DIMENSION, PANELS
 
 if TYPE_CHECKING:
     from .generator import Generator
@@ -21,12 +22,13 @@ CACHE_LINE = 64
 
 @dataclass(frozen=True)
 class _Region:
-    """One buffer: its offset and the size of one task's copy in elements, its strides, whether each task has its own."""
+    """One buffer: its offset and the size of one copy in elements, its strides, and how many copies there are: 1, or one for
+    each task or slot."""
 
     offset: Any
     size: Any
     strides: tuple[Any, ...]
-    private: bool
+    copies: Any
 
 
 class Workspace:
@@ -41,16 +43,34 @@ class Workspace:
             self._add_panels(operand, operand, at)
         if variant.resident == "C":
             # A tile on its way to a C with gaps.
-            always = spec.step == "microkernel"
-            needed = const(1) if always else tirx.Select(generator.values["csc"] == const(1), const(0), const(1))
-            self._add("Cs", needed * const(spec.mr * spec.nr), (const(spec.nr), 1), bool(spec.parallel))
+            needed = tirx.Select(generator.values["csc"] == const(1), const(0), const(1))
+            self._add("Cs", needed * const(spec.mr * spec.nr), (const(spec.nr), 1), self._per_task)
         elif spec.step == "optimised":
-            if self.total_in_panels:  # the sums of one block of k, apart from those of all earlier ones
+            if self.total_in_panels and spec.parallel != "pc":  # the sums of one block of k, apart from all earlier ones
                 self._add_panels("P", "C", generator.packed["C"])
             across, _ = PANELS[variant.resident][variant.resident]
             width = tile[across]
             size = const(tile["k"] * width + slack(width, generator.vectors.lanes))
-            self._add("X", size, (const(0), const(width), 1), bool(spec.parallel))
+            self._add("X", size, (const(0), const(width), 1), self._per_task)
+        if spec.parallel == "pc":
+            self._add_slots()
+
+    @property
+    def _per_task(self):
+        return self._generator.values["tasks"] if self._generator.spec.parallel else None
+
+    def _add_slots(self) -> None:
+        """Memory for the sums of several blocks of k: panels where C collects all sums in such, otherwise rows of C, of the part
+        that the loops outside of ``pc`` are at."""
+        generator = self._generator
+        if self.total_in_panels:
+            self._add_panels("S", "C", generator.packed["C"], slots)
+            return
+        outer, values = generator.variant.outer, generator.values
+        outside = [LOOP_DIMENSION[loop] for loop in outer[: outer.index("pc")]]
+        rows, columns = (values[d + "c"] if d in outside else values[d] for d in "mn")
+        stride = let("S_row", emit.round_up(columns, const(CACHE_LINE // generator.itemsize)))
+        self._add("S", rows * stride, (stride, 1), slots)
 
     @property
     def total_in_panels(self) -> bool:
@@ -59,14 +79,16 @@ class Workspace:
         outer = generator.variant.outer
         return "C" in generator.packed and outer.index(generator.packed["C"]) < outer.index("pc")
 
-    def _add(self, name: str, size, strides: tuple, private: bool) -> None:
+    def _add(self, name: str, size, strides: tuple, copies=None) -> None:
+        """``copies``: None for one, or their number, or ``slots``, which computes it from the size of one."""
         generator = self._generator
         size = let(name + "_size", emit.round_up(size, const(CACHE_LINE // generator.itemsize)))
         offset = let(name + "_offset", self.size)
-        self._regions[name] = _Region(offset, size, strides, private)
-        self.size = offset + size * (generator.values["tasks"] if private else const(1))
+        copies = slots(generator, size) if copies is slots else copies
+        self._regions[name] = _Region(offset, size, strides, copies)
+        self.size = offset + (size if copies is None else size * copies)
 
-    def _add_panels(self, name: str, operand: str, at: str) -> None:
+    def _add_panels(self, name: str, operand: str, at: str, copies=None) -> None:
         """Micro-panels of the operand's block: (panel, step along it, element across it)."""
         generator = self._generator
         across, along = PANELS[generator.variant.resident][operand]
@@ -74,20 +96,30 @@ class Workspace:
         steps = generator.values[along + "c"]
         panels = emit.ceil_div(generator.values[across + "c"], const(width))
         stride = let(name + "_panel", steps * const(width) + const(slack(width, generator.vectors.lanes)))
-        self._add(name, panels * stride, (stride, const(width), 1), generator.private(at))
+        if copies is None and generator.private(at):
+            copies = self._per_task
+        self._add(name, panels * stride, (stride, const(width), 1), copies)
 
-    def panels(self, name: str, task) -> emit.View:
-        """The buffer ``name``, as ``task`` sees it."""
-        return self._view(name, self._regions[name], self._offset(name, task))
+    def copies(self, name: str):
+        """How many copies of the buffer ``name`` there are."""
+        return self._regions[name].copies
+
+    def panels(self, name: str, index, origin: tuple = ()) -> emit.View:
+        """The buffer ``name``; of one that has copies, that of task or slot ``index``. ``origin``: indices of its start."""
+        region = self._regions[name]
+        offset = self._offset(name, index)
+        for start, stride in zip(origin, region.strides):
+            offset = offset - start * (const(stride) if isinstance(stride, int) else stride)
+        return self._view(name, region, let("offset", offset) if origin else offset)
 
     def either(self, condition, name: str, other: str, task) -> emit.View:
         """The one or the other of two buffers of one layout, decided at run time."""
         offset = let("chosen", tirx.Select(condition, self._offset(name, task), self._offset(other, task)))
         return self._view("chosen", self._regions[name], offset)
 
-    def _offset(self, name: str, task):
+    def _offset(self, name: str, index):
         region = self._regions[name]
-        return region.offset if task is None or not region.private else region.offset + task * region.size
+        return region.offset if index is None or region.copies is None else region.offset + index * region.size
 
     def _view(self, name: str, region: _Region, offset) -> emit.View:
         generator = self._generator

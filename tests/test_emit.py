@@ -142,7 +142,7 @@ def test_packings_stand_in_the_loops_that_the_variant_says(variant):
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_a_buffer_is_shared_if_it_is_packed_outside_of_the_parallel_loop(variant):
-    for parallel in variant.parallel_loops:
+    for parallel in variant.outer:
         text = outline(member(variant.name, "float64", "armv8-neon", parallel=parallel))
         (line,) = re.findall(r"for (\w+) .*# parallel", text)
         assert line == parallel
@@ -155,6 +155,7 @@ def test_a_buffer_is_shared_if_it_is_packed_outside_of_the_parallel_loop(variant
 def test_switches_and_steps_show(shown):
     assert "prefetch" not in shown("--target x86-64-v4 --without prefetch").split("\n", 1)[1]
     assert shown("--target x86-64-v4 --without vector-packing").count("element by element") == 2
+    assert "24 loads, 8 broadcasts, 24 FMAs" in shown("--target x86-64-v4 --microkernel 8x48 --without register-loads")
     assert "Bc[p, jr:+8]" in shown("--target x86-64-v3 --microkernel 4x8")
     assert "A[ic+ir:+8, pc+p]*B[pc+p, jc+jr:+32]" in shown(
         "--target x86-64-v4 --packing none --microkernel 8x32"
@@ -295,9 +296,16 @@ def test_it_is_a_command():
         ),
         ("--packing bc", r"packing 'bc': B3A2C0 takes ab, a, b, none"),
         ("--variant B3C2A0 --packing none", r"packing 'none': B3C2A0 takes bc, c"),
-        ("--parallel-loop pc", r"--parallel-loop: invalid choice: 'pc' \(choose from .*ic"),
+        ("--parallel-loop ir", r"--parallel-loop: invalid choice: 'ir' \(choose from .*pc"),
+        ("--parallel-loop ic --step basic", r"parallel loop 'ic': step 'basic' has no loops over blocks"),
+        ("--parallel-loop pc --step packed", r"parallel loop 'pc': step 'packed' .* no sums of one block of k"),
+        (
+            "--variant A3C2B0 --packing a --parallel-loop pc",
+            r"parallel loop 'pc': A3C2B0 can share out ic, jc with packing 'a', which adds to C in one chain",
+        ),
+        ("--variant C3B2A0 --without register-loads", r"without register-loads: C3B2A0 .* a tile of A there"),
         ("--variant C3B2A0 --step packed", r"step 'packed': C3B2A0 has basic, blocked, optimised"),
-        ("--without prefetch,luck", r"--without: 'luck' is not one of vector-packing, prefetch"),
+        ("--without prefetch,luck", r"--without: 'luck' is not one of vector-packing, register-loads, prefetch"),
         ("--show picture", r"--show: invalid choice: 'picture' \(choose from .*loops"),
         ("--variant all", r"'all' goes with --show counts only; for --show loops name one variant"),
         (

@@ -209,7 +209,7 @@ def test_plan_is_a_function_of_its_arguments(problem, host, options):
             and min(first.blocks.mc, first.blocks.nc, first.blocks.kc) > 0
         )
         assert first.tasks == (options.num_threads if first.spec.parallel else 1)
-        assert not first.spec.parallel or first.spec.parallel in VARIANTS[first.spec.variant].parallel_loops
+        assert not first.spec.parallel or first.spec.parallel in VARIANTS[first.spec.variant].parallel_loops(first.spec.packing)
         assert unsuitable(spec, problem) is None
         check(spec)
     else:

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 #: The five steps in which the paper builds its generator, and so do we: each adds one idea to the one before.
 STEPS = ("basic", "blocked", "packed", "microkernel", "optimised")
 
-#: Fine-grain optimisations (the paper's part P6) that can be left out to see what each is worth.
-SWITCHES = ("vector-packing", "prefetch")
+#: Fine-grain optimisations (the paper's part P6) that can be left out to see what each is worth. Without
+#: "register-loads" every multiply-add reads its vector of B from memory, instead of one load for all rows of the tile.
+SWITCHES = ("vector-packing", "register-loads", "prefetch")
 
 
 @dataclass(frozen=True)

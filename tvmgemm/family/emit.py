@@ -6,6 +6,7 @@ that is many times slower.
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from copy import copy
 
@@ -39,6 +40,15 @@ _KEPT = (
     "define linkonce_odr hidden i64 @tvmgemm_kept(i64 %x) alwaysinline nounwind "
     '{ %r = call i64 asm "", "=r,0"(i64 %x) ret i64 %r }'
 )
+
+
+def opaque(name: str, index):
+    """The index, as a value that LLVM knows nothing about: what is read there is read anew."""
+    return let(name, T.call_extern(INDEX, "tvmgemm_kept", index))
+
+
+#: Of an allocation: that it is one of the machine's stack (or registers), not a call of TVM's runtime.
+_ON_STACK = {"disable_lower_builtin": True}
 
 
 @contextmanager
@@ -177,7 +187,7 @@ class Vectors:
 
     def register(self, name: str) -> Register:
         """A vector that lives in one register."""
-        buffer = T.alloc_buffer((self.lanes,), self.dtype, scope="local", annotations={"disable_lower_builtin": True})
+        buffer = T.alloc_buffer((self.lanes,), self.dtype, scope="local", annotations=_ON_STACK)
         IRBuilder.name(name, buffer)
         return Register(buffer, self.lanes)
 
@@ -243,6 +253,15 @@ class View:
         self._strides = strides
         self._offset = offset
 
+    @classmethod
+    def on_stack(cls, name: str, dtype: str, shape: tuple[int, int]) -> View:
+        """A small array of the function's own, which LLVM knows no pointer to reach."""
+        view = cls.__new__(cls)
+        view._buffer = T.alloc_buffer((math.prod(shape),), dtype, scope="local", annotations=_ON_STACK)
+        IRBuilder.name(name, view._buffer)
+        view._strides, view._offset = (const(shape[1]), 1), None
+        return view
+
     def kept(self) -> View:
         """The same memory, its strides in registers from here on.
 
@@ -251,8 +270,7 @@ class View:
         """
         view = copy(self)
         view._strides = tuple(
-            stride if isinstance(stride, int) else let("stride", T.call_extern(INDEX, "tvmgemm_kept", stride))
-            for stride in self._strides
+            stride if isinstance(stride, int) else opaque("stride", stride) for stride in self._strides
         )
         return view
 

@@ -118,7 +118,10 @@ def _multiply_tile(g: Generator, tile: microkernel.Tile, at: dict[str, Any], alo
 
     def run(full: bool, unit: bool = False) -> None:
         prefetched = "B" in g.packed and _prefetches(g)
-        microkernel.multiply_add(tile, along.size, a_at(full, unit), b_at(full), ahead if prefetched else None)
+        microkernel.multiply_add(
+            tile, along.size, a_at(full, unit), b_at(full), ahead if prefetched else None,
+            register_loads="register-loads" not in g.spec.without,
+        )  # fmt: skip
 
     if {"A", "B"} <= set(g.packed):
         run(True)

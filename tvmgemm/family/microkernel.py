@@ -62,18 +62,24 @@ def multiply_add(
     a_at: Callable[[int, Any], Any],
     b_at: Callable[[int, Any], Any],
     ahead: Callable[[Any], None] | None = None,
+    register_loads: bool = True,
 ) -> None:
     """C tile += A (mr x kb) . B (kb x nr), k after k.
 
-    ``a_at(i, p)`` is a scalar of A, ``b_at(c, p)`` a vector of B; ``ahead(p)`` emits prefetches.
+    ``a_at(i, p)`` is a scalar of A, ``b_at(c, p)`` a vector of B; ``ahead(p)`` emits prefetches. ``register_loads``: a
+    vector of B is loaded once for all rows; otherwise each of its multiply-adds reads it from memory.
     """
 
     with loop("p", kb) as p:
         if ahead is not None:
             ahead(p)
-        b = {c: let(f"b{c}", b_at(c, p)) for c in tile.chunks()}
+        b = {c: let(f"b{c}", b_at(c, p)) for c in tile.chunks()} if register_loads else {}
+        again = p
         for i in range(tile.mr):
             a = tile.vectors.splat(let(f"a{i}", a_at(i, p)))
+            if not register_loads:
+                again = emit.opaque("again", again)
+                b = {c: b_at(c, again) for c in tile.chunks()}
             for c in tile.chunks():
                 register = tile.registers[i, c]
                 register.set(tile.vectors.multiply_add(a, b[c], register.get()))

@@ -69,7 +69,8 @@ def packed_loops(g: Generator, blocks: dict[str, Block], task, in_tile: bool) ->
         at = {outer: x, inner: y}
         i0, j0 = at["ir"] * const(mr), at["jr"] * const(nr)
         rows, columns = emit.minimum(m.size - i0, const(mr)), emit.minimum(n.size - j0, const(nr))
-        tile = g.memory.panels("Cs", task) if in_tile else None
+        # Not in ``work``: there LLVM could not know that writing to it leaves the panels as they are.
+        tile = emit.View.on_stack("T", g.spec.dtype, (mr, nr)) if in_tile else None
         if tile is not None:
             with loop("it", const(mr)) as it, loop("jt", const(nr)) as jt:
                 tile.set(g.vectors.scalar(0.0), it, jt)

@@ -145,6 +145,26 @@ PRODUCTS(uint8_t, uint8_t, int32_t, int32_t, uint8_int32)
 PRODUCTS(uint8_t, uint8_t, uint32_t, uint32_t, uint8_uint32)
 PRODUCTS(int16_t, int16_t, int32_t, int32_t, int16_int32)
 PRODUCTS(_Float16, _Float16, float, float, float16_float32)
+
+typedef struct { uint16_t bits; } bfloat16;
+static float wide(bfloat16 x)
+{ uint32_t bits = (uint32_t)x.bits << 16; float value; memcpy(&value, &bits, 4); return value; }
+static void put_float(float *c, float x) { *c = x; }
+static void put_bfloat16(bfloat16 *c, float x)        /* to nearest even; no NaN here */
+{ uint32_t bits; memcpy(&bits, &x, 4); c->bits = (bits + 0x7fff + (bits >> 16 & 1)) >> 16; }
+#define BFLOAT16(TC, S) \
+int32_t plain_##S(const void *a, const void *b, void *c, void *work, const void *scale, const int64_t *g) \
+{ \
+    const bfloat16 *A = a, *B = b; TC *C = c; \
+    for (int64_t i = 0; i < g[0]; i++) for (int64_t j = 0; j < g[1]; j++) { \
+        float sum = 0; \
+        for (int64_t p = 0; p < g[2]; p++) sum += wide(A[i*g[3] + p*g[4]]) * wide(B[p*g[5] + j*g[6]]); \
+        put_##TC(&C[i*g[7] + j*g[8]], sum); \
+    } \
+    return 0; \
+}
+BFLOAT16(float, bfloat16_float32)
+BFLOAT16(bfloat16, bfloat16)
 """
 
 COUNTERS = ("entered", "threads_wanted", "tasks_seen", "nested_tasks_seen", "worker_rounds_up", "late")

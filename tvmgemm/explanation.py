@@ -85,10 +85,10 @@ def explain(a, b, dtype=None) -> Explanation:
 def _decided(problem: Problem, calls: int) -> Explanation:
     loaded = set(dispatch.kernels)
     told = _explanation(*dispatch.decide(problem), problem, calls, loaded)
-    output = DTYPES[problem.dtype].c
+    output = DTYPES[problem.dtype].c.replace("bfloat16", "float32")
     if told.served or output == problem.dtype:
         return told
-    # The native loop converts A and B to matrices without gaps, and goes on in the loop of the output's dtype.
+    # The native loop converts A and B to matrices without gaps, and goes on in the loop of a dtype that NumPy has.
     layout = "col" if problem.transposed else "row"
     converted = replace(problem, dtype=output, batch=1, a_layout=layout, b_layout=layout, symmetric=False)
     then = _decided(converted, calls)

@@ -1,8 +1,8 @@
-/* The inner loops of products whose output has another type than their inputs: int8.int8 -> int32 and such.
+/* The inner loops that only our own ufunc has, NumPy has none: products whose output has another type than
+ * their inputs, int8.int8 -> int32 and such, and those of bfloat16.
  *
- * Only our own ufunc has them, and runs them where dtype= asks for the output's type. NumPy has no such loop:
- * it converts the operands as a whole first. So does a declined call here, one product of the batch after the
- * other, and goes on in the loop of the output's type, which may be served by a kernel or NumPy's own. */
+ * NumPy converts the operands as a whole first. So does a declined call here, one product of the batch after
+ * the other, and goes on in the loop of a type that NumPy knows, which may be served by a kernel or NumPy's own. */
 #include <Python.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,12 +24,30 @@ static inline float float_of_half(uint16_t bits16)
     return value;
 }
 
+static inline float float_of_bfloat16(uint16_t bits16)
+{
+    uint32_t bits = (uint32_t)bits16 << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* To the nearest, ties to even; NaNs stay NaNs. */
+static inline uint16_t bfloat16_of_float(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return value != value ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
 typedef struct { uint16_t bits; } half;
+typedef struct { uint16_t bits; } bfloat16;
 
 #define AS_int8_t(to, x) ((to)(x))
 #define AS_uint8_t(to, x) ((to)(x))
 #define AS_int16_t(to, x) ((to)(x))
 #define AS_half(to, x) float_of_half((x).bits)
+#define AS_bfloat16(to, x) float_of_bfloat16((x).bits)
 
 /* A matrix of `from` with byte strides, to one of `to` without gaps. */
 typedef void (*convert_fn)(const char *x, intptr_t rs, intptr_t cs, int64_t rows, int64_t cols, void *result);
@@ -54,6 +72,14 @@ CONVERT(uint8_t, int32_t)
 CONVERT(uint8_t, uint32_t)
 CONVERT(int16_t, int32_t)
 CONVERT(half, float)
+CONVERT(bfloat16, float)
+
+static void round_to_bfloat16(const float *x, char *result, intptr_t rs, intptr_t cs, int64_t rows, int64_t cols)
+{
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < cols; j++)
+            *(uint16_t *)(result + i * rs + j * cs) = bfloat16_of_float(*x++);
+}
 
 static void out_of_memory(void)
 {
@@ -62,53 +88,62 @@ static void out_of_memory(void)
     PyGILState_Release(gil);
 }
 
-static char *room_for(int64_t a, int64_t b, int64_t size)
+/* Adds rows * cols to *elements. False: that is more than an integer can count. */
+static bool add_matrix(int64_t *elements, int64_t rows, int64_t cols)
 {
-    int64_t elements, bytes;
-    if (__builtin_add_overflow(a, b, &elements) || __builtin_mul_overflow(elements, size, &bytes))
-        return NULL;
-    return malloc((size_t)bytes + 1);
+    int64_t size;
+    return !__builtin_mul_overflow(rows, cols, &size) && !__builtin_add_overflow(*elements, size, elements);
 }
 
-/* Converts A and B to elements of `size` bytes and calls `loop` for each product of the batch. */
+/* Converts A and B to elements of `size` bytes and calls `loop` for each product of the batch. With `rounded`
+ * those elements are floats, and so are the results, until they are rounded to C's bfloat16. */
 static void convert_and_call(char **args, const intptr_t *dims, const intptr_t *steps, convert_fn convert_a,
-                             convert_fn convert_b, intptr_t size, tg_loop_fn loop)
+                             convert_fn convert_b, intptr_t size, tg_loop_fn loop, bool rounded)
 {
     const intptr_t m = dims[TG_DIM_M], k = dims[TG_DIM_K], n = dims[TG_DIM_N];
-    int64_t of_a, of_b;
-    char *a = __builtin_mul_overflow(m, k, &of_a) || __builtin_mul_overflow(k, n, &of_b)
-        ? NULL : room_for(of_a, of_b, size);
+    const intptr_t rsc = steps[TG_STEP_RSC], csc = steps[TG_STEP_CSC];
+    int64_t elements = 1, bytes;
+    char *a = NULL;
+    if (add_matrix(&elements, m, k) && add_matrix(&elements, k, n) && (!rounded || add_matrix(&elements, m, n))
+        && !__builtin_mul_overflow(elements, size, &bytes))
+        a = malloc((size_t)bytes);
     if (!a) {
         out_of_memory();
         return;
     }
-    char *b = a + of_a * size;
+    char *b = a + m * k * size, *sums = b + k * n * size;
     const intptr_t one[] = { 1, m, k, n };
-    const intptr_t dense[] = { 0, 0, 0, k * size, size, n * size, size, steps[TG_STEP_RSC], steps[TG_STEP_CSC] };
+    const intptr_t dense[] = { 0, 0, 0, k * size, size, n * size, size, rounded ? n * size : rsc, rounded ? size : csc };
     for (intptr_t i = 0; i < dims[TG_DIM_BATCH]; i++) {
         if (i == 0 || steps[TG_STEP_A])               /* else the same matrix again */
             convert_a(args[0] + i * steps[TG_STEP_A], steps[TG_STEP_RSA], steps[TG_STEP_CSA], m, k, a);
         if (i == 0 || steps[TG_STEP_B])
             convert_b(args[1] + i * steps[TG_STEP_B], steps[TG_STEP_RSB], steps[TG_STEP_CSB], k, n, b);
-        char *operands[] = { a, b, args[2] + i * steps[TG_STEP_C] };
+        char *c = args[2] + i * steps[TG_STEP_C], *operands[] = { a, b, rounded ? sums : c };
         loop(operands, one, dense, NULL);
+        if (rounded)
+            round_to_bfloat16((const float *)sums, c, rsc, csc, m, n);
     }
     free(a);
 }
 
-#define LOOP(npy_a, npy_b, npy_c, id, name, from_a, from_b, to, loop) \
+#define LOOP(id, name, from_a, from_b, to, loop, rounded) \
     void tg_loop_##name(char **args, const intptr_t *dims, const intptr_t *steps, void *data) \
     { \
         (void)data; \
         if (tg_serve(args, dims, steps, id, TG_MATMUL, NULL) != TG_SERVED) { \
             tg_count_declined(id); \
-            convert_and_call(args, dims, steps, from_a##_to_##to, from_b##_to_##to, sizeof(to), tg_loop_##loop); \
+            convert_and_call(args, dims, steps, from_a##_to_##to, from_b##_to_##to, sizeof(to), tg_loop_##loop, \
+                             rounded); \
         } \
     }
-TG_MIXED_LOOPS(LOOP)
+#define MIXED_LOOP(npy_a, npy_b, npy_c, id, name, a, b, c, loop) LOOP(id, name, a, b, c, loop, false)
+TG_MIXED_LOOPS(MIXED_LOOP)
+LOOP(TG_BFLOAT16_FLOAT32, bfloat16_float, bfloat16, bfloat16, float, float, false)
+LOOP(TG_BFLOAT16, bfloat16, bfloat16, bfloat16, float, float, true)
 
 void tg_loop_ubyte_byte_short(char **args, const intptr_t *dims, const intptr_t *steps, void *data)
 {
     (void)data;
-    convert_and_call(args, dims, steps, uint8_t_to_int16_t, int8_t_to_int16_t, sizeof(int16_t), tg_loop_short);
+    convert_and_call(args, dims, steps, uint8_t_to_int16_t, int8_t_to_int16_t, sizeof(int16_t), tg_loop_short, false);
 }

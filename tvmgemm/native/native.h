@@ -118,6 +118,8 @@ TG_LOOPS(TG_DECLARE_LOOP)
 #define TG_DECLARE_MIXED_LOOP(npy_a, npy_b, npy_c, id, name, a, b, c, loop) TG_DECLARE_LOOP(npy_c, id, name)
 TG_MIXED_LOOPS(TG_DECLARE_MIXED_LOOP)
 TG_DECLARE_LOOP(NPY_SHORT, none, ubyte_byte_short)   /* has no kernels; see ufunc.c */
+TG_DECLARE_LOOP(NPY_USERDEF, TG_BFLOAT16_FLOAT32, bfloat16_float)
+TG_DECLARE_LOOP(NPY_USERDEF, TG_BFLOAT16, bfloat16)
 
 /* Indices into a loop's arrays: dims, and steps (to the next of the batch, then row and column strides). */
 enum { TG_DIM_BATCH, TG_DIM_M, TG_DIM_K, TG_DIM_N };

@@ -24,6 +24,8 @@ static const char DOCUMENTATION[] =
     "``dtype=`` of a wider type is as with :func:`numpy.matmul`, but without converting the\n"
     "operands first: int8 by int8, uint8 by int8, uint8 by uint8 and int16 by int16 with\n"
     "``dtype=int32``, uint8 by uint8 with ``dtype=uint32``, float16 with ``dtype=float32``.\n"
+    "The product of bfloat16 of ml_dtypes is float32 as with :func:`numpy.matmul`; with\n"
+    "``dtype=bfloat16``, which NumPy does not know, it is rounded once, at the end.\n"
     "\n"
     "Parameters\n"
     "----------\n"
@@ -50,8 +52,8 @@ static const struct { int type; tg_loop_fn loop; } OURS[TG_NLOOPS] = {
 };
 
 /* Rows that our own ufunc has after NumPy's. dtype= chooses them; without it two rows fit the inputs, and then
- * NumPy leaves the choice to the type resolver, which is its own. So that this holds for uint8.int8 too, whose
- * result is int16, there is a second row for it. */
+ * NumPy leaves the choice to the type resolver. So that this holds for uint8.int8 too, whose result is int16,
+ * there is a second row for it. */
 static const struct { char types[OPERANDS]; tg_loop_fn loop; } MIXED[] = {
 #define MIXED_ROW(npy_a, npy_b, npy_c, id, name, a, b, c, loop) { { npy_a, npy_b, npy_c }, tg_loop_##name },
     TG_MIXED_LOOPS(MIXED_ROW)
@@ -110,8 +112,65 @@ static bool know(const PyUFuncObject *ufunc)
     return true;
 }
 
+/* bfloat16 is a type that a package, ml_dtypes, registers with NumPy at run time. */
+static PyUFuncObject *numpys_matmul;
+static int bfloat16 = NPY_NOTYPE;     /* its type number, once our ufunc has loops for it */
+
+static bool is_bfloat16(PyArray_Descr *dtype)
+{
+    if (!dtype || dtype->type_num < NPY_USERDEF)
+        return false;
+    if (bfloat16 != NPY_NOTYPE)
+        return dtype->type_num == bfloat16;
+    PyObject *name = PyUnicode_FromString("ml_dtypes"), *module = name ? PyImport_GetModule(name) : NULL;
+    PyObject *scalar = module ? PyObject_GetAttrString(module, "bfloat16") : NULL;
+    bool same = scalar == (PyObject *)dtype->typeobj;
+    Py_XDECREF(scalar);
+    Py_XDECREF(module);
+    Py_XDECREF(name);
+    PyErr_Clear();
+    return same;
+}
+
+static int register_bfloat16(PyUFuncObject *ufunc, int type)
+{
+    const int to_float[OPERANDS] = { type, type, NPY_FLOAT }, rounded[OPERANDS] = { type, type, type };
+    if (PyUFunc_RegisterLoopForType(ufunc, type, tg_loop_bfloat16_float, to_float, NULL) < 0
+        || PyUFunc_RegisterLoopForType(ufunc, type, tg_loop_bfloat16, rounded, NULL) < 0)
+        return -1;
+    bfloat16 = type;
+    return 0;
+}
+
+/* What NumPy asks where no single row of ours fits the dtypes (given: those of dtype= or signature=, or NULL).
+ * The answer is that for np.matmul, so our additional rows change nothing; but bfloat16 by bfloat16 is not
+ * converted to float32 first, and dtype=bfloat16 is possible. */
+static int resolve(PyUFuncObject *ufunc, NPY_CASTING casting, PyArrayObject **operands, PyObject *given,
+                   PyArray_Descr **result)
+{
+    PyArray_Descr *in[OPERANDS];
+    for (int i = 0; i < OPERANDS; i++) {
+        PyObject *asked = given ? PyTuple_GET_ITEM(given, i) : Py_None;
+        in[i] = asked != Py_None ? (PyArray_Descr *)asked : i < 2 ? PyArray_DESCR(operands[i]) : NULL;
+    }
+    const bool rounded = is_bfloat16(in[2]);
+    for (int i = 0; i < 2 && rounded; i++)            /* dtype= alone converts the inputs, too */
+        if (PyTuple_GET_ITEM(given, i) == Py_None)
+            in[i] = in[2];
+    if (!is_bfloat16(in[0]) || !is_bfloat16(in[1]) || (in[2] && !rounded && in[2]->type_num != NPY_FLOAT))
+        return numpys_matmul->type_resolver(numpys_matmul, casting, operands, given, result);
+    if (bfloat16 == NPY_NOTYPE && register_bfloat16(ufunc, in[0]->type_num) < 0)
+        return -1;
+    for (int i = 0; i < 2; i++) {
+        Py_INCREF(in[i]);
+        result[i] = in[i];
+    }
+    result[2] = PyArray_DescrFromType(rounded ? bfloat16 : NPY_FLOAT);
+    return 0;
+}
+
 /* The arrays stay with the ufunc, which NumPy never frees either. */
-static uintptr_t make_ufunc(const PyUFuncObject *matmul)
+static uintptr_t make_ufunc(PyUFuncObject *matmul)
 {
     static PyUFuncGenericFunction loops[MAX_LOOPS];
     static void *data[MAX_LOOPS];
@@ -138,7 +197,9 @@ static uintptr_t make_ufunc(const PyUFuncObject *matmul)
     PyUFuncObject *ufunc = (PyUFuncObject *)made;
     for (int i = 0; i < OPERANDS; i++)
         ufunc->op_flags[i] = matmul->op_flags[i];      /* an output that overlaps an input is copied */
-    ufunc->type_resolver = matmul->type_resolver;      /* the same promotion */
+    Py_INCREF(matmul);
+    numpys_matmul = matmul;
+    ufunc->type_resolver = resolve;
     return (uintptr_t)made;
 }
 
@@ -164,7 +225,7 @@ static int patch(PyUFuncObject *matmul, int on)
 uintptr_t tg_make_ufunc(uintptr_t np_matmul)
 {
     PyGILState_STATE gil = PyGILState_Ensure();
-    uintptr_t made = make_ufunc((const PyUFuncObject *)np_matmul);
+    uintptr_t made = make_ufunc((PyUFuncObject *)np_matmul);
     PyGILState_Release(gil);
     return made;
 }

@@ -131,7 +131,7 @@ class Case:
         itemsize = DTYPES[p.dtype].itemsize
         strides = [stride for operand in operands for stride in operand.strides]
         sizes, offsets = [x.buffer.nbytes for x in operands], [x.offset * itemsize for x in operands]
-        arguments = [p.m, p.n, p.k, *strides, *self.blocks, self.tasks]
+        arguments = [p.m, p.n, p.k, *strides, *self.blocks, self.tasks, 1, 0, 0, 0]
         head = np.array([self.launch, self.at_end, *sizes, *offsets, *arguments], np.int64).tobytes()
         scale = np.array([self.alpha, self.beta], p.dtype).tobytes().ljust(16, b"\0")
         around = np.repeat(noise(p.dtype), 8 // itemsize).tobytes()

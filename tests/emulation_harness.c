@@ -18,7 +18,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { M, N, K, RSA, CSA, RSB, CSB, RSC, CSC, MC, NC, KC, TASKS, NARGS };
+enum { M, N, K, RSA, CSA, RSB, CSB, RSC, CSC, MC, NC, KC, TASKS, BATCH, SA, SB, SC, NARGS };
 enum { ASCENDING, DESCENDING, THREADS };            /* how the tasks of a parallel loop are run */
 enum { WORK_OVERRUN = 1, C_OVERRUN = 2, A_CHANGED = 4, B_CHANGED = 8, WORK_SIZE = 16 }; /* answer.faults */
 enum { INVALID = 1, DIVBYZERO = 2, OVERFLOW = 4 };  /* answer.flags */

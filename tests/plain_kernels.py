@@ -49,6 +49,7 @@ static void meet(void)
 static void rows_##S(const T *A, const T *B, T *C, const int64_t *g, int64_t lo, int64_t hi, \
                      T alpha, T beta) \
 { \
+    for (int64_t q = 0; q < g[13]; q++, A += g[14], B += g[15], C += g[16]) \
     for (int64_t i = lo; i < hi; i++) for (int64_t j = 0; j < g[1]; j++) { \
         T sum = 0; \
         for (int64_t p = 0; p < g[2]; p++) sum += A[i*g[3] + p*g[4]] * B[p*g[5] + j*g[6]]; \
@@ -67,11 +68,14 @@ int32_t failing_##S(const void *A, const void *B, void *C, void *work, const voi
 /* packs A into the work space */ \
 int32_t packing_##S(const void *A, const void *B, void *C, void *work, const void *scale, const int64_t *g) \
 { \
-    T *packed = work; int64_t h[13]; memcpy(h, g, sizeof h); h[3] = g[2]; h[4] = 1; \
+    T *packed = work; int64_t h[17]; memcpy(h, g, sizeof h); h[3] = g[2]; h[4] = 1; h[13] = 1; \
     if ((uintptr_t)work % 64) return 1; \
-    for (int64_t i = 0; i < g[0]; i++) for (int64_t p = 0; p < g[2]; p++) \
-        packed[i*g[2] + p] = ((const T *)A)[i*g[3] + p*g[4]]; \
-    rows_##S(packed, B, C, h, 0, g[0], 1, 0); return 0; \
+    for (int64_t q = 0; q < g[13]; q++) { \
+        for (int64_t i = 0; i < g[0]; i++) for (int64_t p = 0; p < g[2]; p++) \
+            packed[i*g[2] + p] = ((const T *)A)[q*g[14] + i*g[3] + p*g[4]]; \
+        rows_##S(packed, (const T *)B + q*g[15], (T *)C + q*g[16], h, 0, g[0], 1, 0); \
+    } \
+    return 0; \
 } \
 int32_t packing_##S##_workspace(const int64_t *g, int64_t *bytes) \
 { *bytes = g[0] * g[2] * sizeof(T); return 0; } \
@@ -119,6 +123,7 @@ KERNELS(double, float64)
 #define PRODUCTS(TA, TB, TC, SUM, S) \
 static int32_t rows_##S(const TA *A, const TB *B, TC *C, const int64_t *g, SUM alpha, SUM beta) \
 { \
+    for (int64_t q = 0; q < g[13]; q++, A += g[14], B += g[15], C += g[16]) \
     for (int64_t i = 0; i < g[0]; i++) for (int64_t j = 0; j < g[1]; j++) { \
         SUM sum = 0; \
         for (int64_t p = 0; p < g[2]; p++) sum += (SUM)A[i*g[3] + p*g[4]] * (SUM)B[p*g[5] + j*g[6]]; \

@@ -232,7 +232,7 @@ def test_a_loop_that_cannot_be_parallel_is_refused():
 
 # -- running them alone
 
-ARGUMENTS = "m n k rsa csa rsb csb rsc csc mc nc kc tasks".split()
+ARGUMENTS = "m n k rsa csa rsb csb rsc csc mc nc kc tasks batch sa sb sc".split()
 TASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, TASK, ctypes.c_void_p, ctypes.c_int)
 
@@ -286,8 +286,8 @@ RUN = [spec for spec in SPECS if spec.isa in RUNNABLE and (spec.op == "matmul" o
 
 @pytest.mark.parametrize("spec", RUN, ids=lambda spec: spec.name)
 def test_kernels_keep_to_their_workspace(compile_of, spec, tmp_path):
-    """Right results, with work space of exactly the size that is asked for, whatever blocks and number of
-    tasks.
+    """Right results for a stack of two, with work space of exactly the size that is asked for, whatever blocks
+    and number of tasks.
     """
     library = load(compile_of(spec), spec, tmp_path)
     kernel, workspace = library[spec.symbol], library[spec.symbol + "_workspace"]
@@ -305,14 +305,15 @@ def test_kernels_keep_to_their_workspace(compile_of, spec, tmp_path):
     for (m, n, k), (mc, nc, kc), tasks in itertools.product(
         shapes, blocks, (1, 3) if spec.parallel else (1,)
     ):
-        a, b = lay_out((m, k), spec.dtype, row_major()).view, lay_out((k, n), spec.dtype, row_major()).view
+        a, b = (lay_out((2, *rest), spec.dtype, row_major(3)).view for rest in ((m, k), (k, n)))
         fill(a, rng)
         fill(b, rng)
-        gaps = lay_out((m, n), spec.dtype, replace(row_major(), steps=(1, 2)))
-        for c in (lay_out((m, n), spec.dtype, row_major()), gaps):
+        gaps = lay_out((2, m, n), spec.dtype, replace(row_major(3), steps=(-1, 1, 2)))
+        for c in (lay_out((2, m, n), spec.dtype, row_major(3)), gaps):
             before = c.outside()
-            strides = [s // a.itemsize for s in (*a.strides, *b.strides, *c.view.strides)]
-            args = (ctypes.c_int64 * 13)(m, n, k, *strides, mc, nc, kc, tasks)
+            steps, *strides = zip(*([s // a.itemsize for s in x.strides] for x in (a, b, c.view)))
+            strides = [s for both in zip(*strides) for s in both]
+            args = (ctypes.c_int64 * 17)(m, n, k, *strides, mc, nc, kc, tasks, 2, *steps)
             size = ctypes.c_int64(-1)
             assert workspace(args, ctypes.byref(size)) == 0 and 0 <= size.value < 1 << 30
             work = Guarded(size.value)

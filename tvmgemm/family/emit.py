@@ -43,7 +43,7 @@ _KEPT = (
 
 
 def opaque(name: str, index):
-    """The index, as a value that LLVM knows nothing about: what is read there is read anew."""
+    """The index, as a value that LLVM knows nothing about: what depends on it is computed anew, behind this place."""
     return let(name, T.call_extern(INDEX, "tvmgemm_kept", index))
 
 
@@ -323,6 +323,11 @@ def function(symbol: str):
 def body():
     """The context of all that follows the arguments of a function: it brings the definitions that ``View.kept`` calls."""
     return T.attr(tirx.const(0, "int32"), "pragma_import_llvm", _KEPT)
+
+
+def pointer(name: str, base, dtype: str, offset):
+    """The pointer ``offset`` elements behind ``base``."""
+    return let(name, View(name + "_base", base, dtype, (1,)).address(offset))
 
 
 def argument(name: str, dtype: str):

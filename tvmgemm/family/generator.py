@@ -28,10 +28,13 @@ from .variants import LOOP_DIMENSION, OPERAND_DIMENSIONS, PANELS, VARIANTS
 from .workspace import Workspace
 
 #: The int64 arguments of a kernel, in order; strides in elements. The same list stands in native/tvmgemm.h.
-ARGUMENTS = ("m", "n", "k", "rsa", "csa", "rsb", "csb", "rsc", "csc", "mc", "nc", "kc", "tasks")
+ARGUMENTS = (
+    "m", "n", "k", "rsa", "csa", "rsb", "csb", "rsc", "csc", "mc", "nc", "kc", "tasks", "batch", "sa", "sb", "sc",
+)  # fmt: skip
 
-#: Strides of an operand's rows and columns among the arguments.
+#: Strides of an operand's rows and columns among the arguments, and its step to the next product of a stack.
 _STRIDES = {"A": ("rsa", "csa"), "B": ("rsb", "csb"), "C": ("rsc", "csc")}
+_STEPS = {"A": "sa", "B": "sb", "C": "sc"}
 
 
 def generate(spec: KernelSpec) -> tvm.IRModule:
@@ -113,13 +116,23 @@ class Generator:
         """``int32 f(A, B, C, work, scale, args)``; returns 0."""
         with emit.function(self.spec.symbol) as builder:
             dtype = self.spec.dtype
-            self.pointers = {name: emit.argument(name, dtype) for name in ("A", "B", "C", "work", "scale")}
+            given = {name: emit.argument(name, dtype) for name in ("A", "B", "C", "work", "scale")}
             args = emit.argument("args", emit.INDEX)
             with emit.body():
                 self._read_arguments(args)
-                self._view_operands()
-                emit.branch(self.values["k"] == const(0), lambda: plain.empty(self), self._multiply)
+                with loop("q", self.values["batch"]) as q:
+                    self._product(given, emit.opaque("product", q))
         return builder.get()
+
+    def _product(self, given: dict[str, Any], q) -> None:
+        """Product q of the stack. What depends on sizes and strides only, LLVM computes once for all of them."""
+        moved = {
+            operand: emit.pointer(f"{operand}_q", given[operand], self.spec.dtype, q * self.values[step])
+            for operand, step in _STEPS.items()
+        }
+        self.pointers = given | moved
+        self._view_operands()
+        emit.branch(self.values["k"] == const(0), lambda: plain.empty(self), self._multiply)
 
     def _view_operands(self) -> None:
         strides, dtype = _STRIDES["C"], self.spec.dtype

@@ -1,6 +1,6 @@
 /* The inner loops: from NumPy's pointers and byte strides to a kernel, for a batch of products.
  *
- * A loop canonicalises its problem, finds the plan, and runs the plan's kernel over the batch. On a miss it
+ * A loop canonicalises its problem, finds the plan, and runs the plan's kernel, which loops over the batch. On a miss it
  * asks Python once (tg_miss). Whatever can't be served goes to NumPy's own loop with the same arguments. */
 #include <fenv.h>
 #include <stdatomic.h>
@@ -12,8 +12,7 @@ _Thread_local tg_thread tg_self TG_TLS;
 
 typedef struct {
     const char *base;
-    intptr_t step;                    /* to the next of the batch, in bytes */
-    int64_t rs, cs;                   /* row and column stride, in elements */
+    int64_t step, rs, cs;             /* to the next of the batch, row and column stride: in elements */
 } operand;
 
 /* The stride along a dimension of size 1 or 0 is never used, and NumPy gives anything for it: choose the one
@@ -43,18 +42,23 @@ static const elements ELEMENTS[TG_NDTYPES] = {
 ALWAYS_INLINE bool canonicalise(char **args, const intptr_t *dims, const intptr_t *steps, elements e,
                                 tg_problem *p, operand *a, operand *b, operand *c)
 {
-    const intptr_t in_a = steps[TG_STEP_RSA] | steps[TG_STEP_CSA], in_b = steps[TG_STEP_RSB] | steps[TG_STEP_CSB],
-                   in_c = steps[TG_STEP_RSC] | steps[TG_STEP_CSC];
+    intptr_t in_a = steps[TG_STEP_RSA] | steps[TG_STEP_CSA], in_b = steps[TG_STEP_RSB] | steps[TG_STEP_CSB],
+             in_c = steps[TG_STEP_RSC] | steps[TG_STEP_CSC];
+    p->batch = dims[TG_DIM_BATCH];
+    if (p->batch > 1) {               /* of a single product the steps may be anything */
+        in_a |= steps[TG_STEP_A];
+        in_b |= steps[TG_STEP_B];
+        in_c |= steps[TG_STEP_C];
+    }
     if (TG_UNLIKELY((in_a & (((intptr_t)1 << e.a_shift) - 1)) | (in_b & (((intptr_t)1 << e.b_shift) - 1))
                     | (in_c & (((intptr_t)1 << e.c_shift) - 1))))
         return false;
-    p->batch = dims[TG_DIM_BATCH];
     p->m = dims[TG_DIM_M];
     p->k = dims[TG_DIM_K];
     p->n = dims[TG_DIM_N];
-    *a = (operand){ args[0], steps[TG_STEP_A], steps[TG_STEP_RSA] >> e.a_shift, steps[TG_STEP_CSA] >> e.a_shift };
-    *b = (operand){ args[1], steps[TG_STEP_B], steps[TG_STEP_RSB] >> e.b_shift, steps[TG_STEP_CSB] >> e.b_shift };
-    *c = (operand){ args[2], steps[TG_STEP_C], steps[TG_STEP_RSC] >> e.c_shift, steps[TG_STEP_CSC] >> e.c_shift };
+    *a = (operand){ args[0], steps[TG_STEP_A] >> e.a_shift, steps[TG_STEP_RSA] >> e.a_shift, steps[TG_STEP_CSA] >> e.a_shift };
+    *b = (operand){ args[1], steps[TG_STEP_B] >> e.b_shift, steps[TG_STEP_RSB] >> e.b_shift, steps[TG_STEP_CSB] >> e.b_shift };
+    *c = (operand){ args[2], steps[TG_STEP_C] >> e.c_shift, steps[TG_STEP_RSC] >> e.c_shift, steps[TG_STEP_CSC] >> e.c_shift };
     p->symmetric = e.same_inputs && a->base == b->base && p->m == p->n && a->rs == b->cs && a->cs == b->rs
         && (p->batch == 1 || a->step == b->step);
     settle_unit_dimensions(a, p->m, p->k);
@@ -105,6 +109,7 @@ ALWAYS_INLINE int run(tg_thread *self, tg_entry *entry, const tg_problem *p, con
     const tg_kernel *kernel = plan->kernel;
     const int64_t args[TG_NARGS] = {
         p->m, p->n, p->k, a->rs, a->cs, b->rs, b->cs, c->rs, c->cs, plan->mc, plan->nc, plan->kc, plan->tasks,
+        p->batch, a->step, b->step, c->step,
     };
     void *work = NULL;
     if (kernel->workspace) {
@@ -113,10 +118,7 @@ ALWAYS_INLINE int run(tg_thread *self, tg_entry *entry, const tg_problem *p, con
             return TG_NO_MEMORY;
     }
     self->tasks = plan->tasks;
-    int32_t failed = 0;
-    for (int64_t i = 0; i < p->batch && !failed; i++)
-        failed = kernel->run(a->base + i * a->step, b->base + i * b->step, (char *)c->base + i * c->step,
-                             work, scale, args);
+    int32_t failed = kernel->run(a->base, b->base, (char *)c->base, work, scale, args);
     if (work)
         tg_trim_scratch();
     if (TG_UNLIKELY(failed))

@@ -24,9 +24,10 @@ typedef struct {
     int64_t m, n, k, batch;
 } tg_problem;
 
-/* A kernel: compiled code of one KernelSpec. All sizes and strides come at run time, strides in elements. */
+/* A kernel: compiled code of one KernelSpec. It computes a stack of `batch` products, SA, SB, SC apart. All
+ * sizes, strides and steps come at run time, strides and steps in elements. */
 enum { TG_ARG_M, TG_ARG_N, TG_ARG_K, TG_ARG_RSA, TG_ARG_CSA, TG_ARG_RSB, TG_ARG_CSB, TG_ARG_RSC, TG_ARG_CSC,
-       TG_ARG_MC, TG_ARG_NC, TG_ARG_KC, TG_ARG_TASKS, TG_NARGS };
+       TG_ARG_MC, TG_ARG_NC, TG_ARG_KC, TG_ARG_TASKS, TG_ARG_BATCH, TG_ARG_SA, TG_ARG_SB, TG_ARG_SC, TG_NARGS };
 typedef int32_t (*tg_kernel_fn)(const void *a, const void *b, void *c, void *work, const void *scale,
                                 const int64_t *args);
 /* Exported as <symbol>_workspace, where a kernel needs `work`: its bytes for these args. Both return 0 for

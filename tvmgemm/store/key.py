@@ -30,7 +30,7 @@ SCHEMA = 1
 
 #: Version of the C signature of kernels (native/tvmgemm.h, ``tg_kernel_fn``) and of the meaning of its
 #: arguments.
-KERNEL_ABI = 1
+KERNEL_ABI = 2
 
 #: What kernels are built with. The build process refuses anything else: TVM's interfaces change with every
 #: release.

@@ -19,7 +19,7 @@ from tvmgemm.frontend import gemm, matmul
 
 #: Those of one element type that NumPy has a loop for; gemm's.
 DTYPES = {name: d.native_id for name, d in problem.DTYPES.items() if d.a == d.b == d.c and name != "bfloat16"}
-GEMM_DTYPES = ("float32", "float64")
+GEMM_DTYPES = [name for name in DTYPES if name != "bool"]
 
 test_multiarray = pytest.importorskip("numpy._core.tests.test_multiarray", reason="needs NumPy's own tests")
 
@@ -29,7 +29,8 @@ def served(native):
     """Plain kernels for everything."""
     for name, dtype in DTYPES.items():
         native.publish(native.kernel(f"plain_{name}"), dtype)
-        native.publish(native.kernel(f"gemm_{name}"), dtype, op=native.lib.TG_GEMM)
+    for name in GEMM_DTYPES:
+        native.publish(native.kernel(f"gemm_{name}"), DTYPES[name], op=native.lib.TG_GEMM)
     native.lib.tg_reset_counters()
     return native
 
@@ -131,13 +132,17 @@ def strided(x):
 
 @pytest.mark.parametrize("by", ["kernel", "numpy"])
 @pytest.mark.parametrize("dtype", GEMM_DTYPES)
-@pytest.mark.parametrize("alpha, beta", [(1, 1), (1, 0), (2, 0), (-1, 1), (0.5, 2), (0, 3), (0, 0), (0, 1)])
+@pytest.mark.parametrize("alpha, beta", [(1, 1), (1, 0), (2, 0), (-1, 1), (3, 2), (0, 3), (0, 0), (0, 1)])
 @pytest.mark.parametrize("arrange", [np.ascontiguousarray, np.asfortranarray, strided])
 def test_gemm(native, request, by, dtype, alpha, beta, arrange):
     if by == "kernel":
         native = request.getfixturevalue("served")
     a, b, c = (arrange(numbers(shape, dtype, seed)) for seed, shape in enumerate([(5, 7), (7, 6), (5, 6)]))
-    expected = alpha * (a @ b) + beta * c
+    if dtype == "float16":
+        expected = (alpha * np.matmul(a, b, dtype="f4") + beta * c.astype("f4")).astype(dtype)
+    else:
+        one = np.ones((), dtype)  # of the dtype's own arithmetic, which wraps around
+        expected = (np.array(alpha) * one).astype(dtype) * (a @ b) + (np.array(beta) * one).astype(dtype) * c
     native.lib.tg_reset_counters()
     assert gemm(a, b, c, alpha=alpha, beta=beta) is c
     np.testing.assert_array_equal(c, expected)
@@ -163,7 +168,7 @@ def test_gemm_degenerate_shapes(served, m, n, k):
 
 
 def test_gemm_defaults_and_signature(native):
-    assert str(inspect.signature(gemm).replace(return_annotation=inspect.Signature.empty)).count("1.0") == 2
+    assert [p.default for p in list(inspect.signature(gemm).parameters.values())[3:]] == [1, 1]
     c = np.ones((2, 2))
     gemm(np.eye(2), np.eye(2), c)
     assert (c == np.eye(2) + 1).all()
@@ -179,7 +184,8 @@ def test_gemm_tells_the_planner_the_operation(native):
     frontend.on_miss = lambda p: seen.append((p.op, p.dtype, p.m, p.n, p.k, p.batch, p.transposed)) or 0
     gemm(np.ones((2, 3)), np.ones((3, 4)), np.ones((2, 4)))
     gemm(np.ones((2, 3), "f"), np.ones((3, 4), "f"), np.ones((4, 2), "f").T)
-    assert seen == [(1, 1, 2, 4, 3, 1, 0), (1, 0, 4, 2, 3, 1, 1)]
+    asked = [problem for problem in seen if problem[0] == 1]  # what is declined asks for a matmul next
+    assert asked == [(1, 1, 2, 4, 3, 1, 0), (1, 0, 4, 2, 3, 1, 1)]
 
 
 def test_gemm_failures(native):
@@ -221,7 +227,8 @@ SHARING = [np.lib.stride_tricks.as_strided(FLAT, (2, 2), strides) for strides in
         (ONE, np.ma.array(ONE, mask=ONE > 0), ONE, TypeError, "b is a masked array"),
         (ONE, ONE[0], ONE, ValueError, r"b has 1 dimensions \(shape \(2,\)\), 2 are needed"),
         (ONE[None], ONE, ONE, ValueError, "a has 3 dimensions"),
-        (ONE.astype("i4"), ONE, ONE, TypeError, "a has dtype int32, float32 or float64"),
+        (ONE.astype("?"), ONE, ONE, TypeError, "a has dtype bool, one of float32, float64, int8, .* is needed"),
+        (ONE.astype("i4"), ONE, ONE, TypeError, "a is int32, b is float32, c is float32"),
         (ONE, FOREIGN, ONE, TypeError, "b has dtype .* in foreign byte order"),
         (ONE, ONE.astype("d"), ONE, TypeError, "a is float32, b is float64, c is float32"),
         (ONE, np.ones((3, 2), "f"), ONE, ValueError, r"a has shape \(2, 2\), b \(3, 2\), c \(2, 2\)"),
@@ -243,6 +250,56 @@ def test_gemm_rejects(a, b, c, error, words):
 def test_gemm_rejects_scalars(scalars):
     with pytest.raises(TypeError, match=f"{next(iter(scalars))}=.* is not a real number"):
         gemm(ONE.copy(), ONE.copy(), ONE.copy(), **scalars)
+
+
+@pytest.mark.parametrize("by", ["kernel", "numpy"])
+@pytest.mark.parametrize("alpha, beta", [(0.5, 2), (0.1, -0.3), (1j, 1), (0.5 - 2j, 1 + 0.25j), (2, 1j), (1, 0)])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
+def test_gemm_with_fractions(native, request, by, alpha, beta, dtype):
+    if by == "kernel":
+        request.getfixturevalue("served")
+    a, b, c = (numbers(shape, dtype, seed) for seed, shape in enumerate([(5, 7), (7, 6), (5, 6)]))
+    if np.dtype(dtype).kind == "f" and isinstance(alpha + beta, complex):
+        with pytest.raises(TypeError, match="is not a real number"):
+            gemm(a, b, c, alpha, beta)
+        return
+    expected = alpha * a.astype("D") @ b + beta * c.astype("D")
+    gemm(a, b, c, alpha, beta)
+    eps = np.finfo("f4" if dtype == "float16" else dtype).eps
+    bound = 16 * eps * 300 + (dtype == "float16") * 2**-11 * abs(expected)
+    assert (abs(c - expected) <= bound).all()
+
+
+@pytest.mark.parametrize("by", ["kernel", "numpy"])
+@pytest.mark.parametrize("letter", "bBhHiIlLqQ")
+def test_gemm_of_integers_wraps_around(native, request, by, letter):
+    """Operands, alpha and beta of any size, all C types, against Python's integers."""
+    if by == "kernel":
+        request.getfixturevalue("served")
+    info, rng = np.iinfo(letter), np.random.default_rng(0)
+    full = [rng.integers(info.min, info.max, s, letter, endpoint=True) for s in [(5, 7), (7, 6), (5, 6)]]
+    for alpha, beta in [(1, 1), (-3, 7), (2**70 + 5, -(2**65) - 3), (2**64, 1), (np.int8(-1), np.uint64(2**63 + 1)), (1, 0)]:
+        a, b, c = (x.copy() for x in full)
+        exact = int(alpha) * (a.astype(object) @ b.astype(object)) + int(beta) * c.astype(object)
+        with np.errstate(all="raise"):
+            gemm(a, b, c, alpha, beta)
+        np.testing.assert_array_equal((c.astype(object) - exact) % 2**info.bits, 0)
+
+
+def test_gemm_of_integers_takes_no_fractions():
+    one = np.ones((2, 2), "i4")
+    for scalars in ({"alpha": 1.0}, {"beta": 0.5}, {"alpha": None}):
+        with pytest.raises(TypeError, match="is not an integer, and c is int32"):
+            gemm(one, one, one.copy(), **scalars)
+
+
+def test_gemm_of_float16_rounds_once(served):
+    a, b = np.full((1, 2), 255, "e"), np.full((2, 1), 255, "e")
+    c = np.full((1, 1), -65504, "e")  # the product alone is beyond float16
+    assert gemm(a, b, c, beta=1.5)[0, 0] == np.float16(2 * 255.0 * 255 - 65504 * 1.5)
+    served.lib.tg_clear_plans()
+    c[...] = -65504
+    assert gemm(a, b, c, beta=1.5)[0, 0] == np.float16(2 * 255.0 * 255 - 65504 * 1.5)
 
 
 def test_gemm_accepts_interleaved_memory(served):

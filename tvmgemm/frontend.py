@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 import sys
 from collections.abc import Callable
 
 import numpy as np
 
 from tvmgemm._native import ffi, lib
+from tvmgemm.problem import DTYPES
 
 #: Decides about a problem that no plan serves and publishes a plan: ``on_miss(tg_problem *) -> bool``, True
 #: if the loop should look again. None until the first miss, then ``tvmgemm.dispatch.on_miss``.
@@ -57,11 +59,11 @@ def _numpys_matmul() -> np.ufunc:
     if (
         not isinstance(found, np.ufunc)
         or found.signature != "(n?,k),(k,m?)->(n?,m?)"
-        or not {"ff->f", "dd->d"} <= set(found.types)
+        or not {f"{x}{x}->{x}" for x in "?bBhHiIlLqQefdFD"} <= set(found.types)
     ):
         raise RuntimeError(
             f"np.matmul of NumPy {np.__version__} is {found!r}, not the generalized ufunc with loops for "
-            f"float32 and float64 that tvmgemm builds on; import tvmgemm before what replaced it"
+            f"numbers of all types that tvmgemm builds on; import tvmgemm before what replaced it"
         )
     return found
 
@@ -85,32 +87,36 @@ def _make_matmul(numpys: np.ufunc) -> np.ufunc:
 numpys_matmul = _numpys_matmul()
 matmul = _make_matmul(numpys_matmul)
 
-#: The native number of a dtype, and the C type of its (alpha, beta).
+#: The native number of a dtype of gemm.
 _NATIVE = {
-    np.dtype(np.float32): (lib.TG_FLOAT32, "float[2]"),
-    np.dtype(np.float64): (lib.TG_FLOAT64, "double[2]"),
+    np.dtype(d.name): d.native_id
+    for d in DTYPES.values()
+    if d.a == d.b == d.c and d.name not in ("bool", "bfloat16")  # alpha and beta of bool would mean nothing
 }
 
 
 def gemm(
-    a: np.ndarray, b: np.ndarray, c: np.ndarray, alpha: float = 1.0, beta: float = 1.0
+    a: np.ndarray, b: np.ndarray, c: np.ndarray, alpha: complex = 1, beta: complex = 1
 ) -> np.ndarray:
     """Compute ``C = alpha * A @ B + beta * C`` in place and return ``c``.
 
     Parameters
     ----------
     a, b, c : ndarray
-        2-D arrays of shapes (m, k), (k, n) and (m, n), of one dtype: float32 or float64. Any strides, also
-        negative; ``a`` and ``b`` may have zero strides and may share memory with each other.
-    alpha, beta : float
-        As in BLAS, ``beta == 0`` means that C is not read (NaN in it vanish), and ``alpha == 0`` that A and B
-        are not.
+        2-D arrays of shapes (m, k), (k, n) and (m, n), of one dtype: float16, float32, float64, complex64,
+        complex128, or any integer dtype. Any strides, also negative; ``a`` and ``b`` may have zero strides and
+        may share memory with each other.
+    alpha, beta : number
+        Real, for complex dtypes also complex, for integer dtypes integers. As in BLAS, ``beta == 0`` means that
+        C is not read (NaN in it vanish), and ``alpha == 0`` that A and B are not.
+
+    Integers wrap around, alpha and beta too. float16 computes in float32 and rounds once.
 
     Raises
     ------
     TypeError
         For an operand that is not an ndarray, is a masked array, or has another dtype, and for a scalar that
-        is not a real number.
+        the dtype does not take.
     ValueError
         For a wrong number of dimensions or a shape that does not fit; for a ``c`` that is read-only, has
         elements that share memory, or overlaps ``a`` or ``b``; for unaligned operands.
@@ -118,22 +124,23 @@ def gemm(
     Floating-point errors (overflow, invalid) are not reported, whatever ``np.errstate`` says.
     """
     _check_operands(a, b, c)
-    alpha, beta = _real_scalar("alpha", alpha), _real_scalar("beta", beta)
+    alpha, beta = _scalar("alpha", alpha, c.dtype), _scalar("beta", beta, c.dtype)
     (m, k), n = a.shape, b.shape[1]
     if m == 0 or n == 0:
         return c
-    if alpha == 0.0:
-        _scale_in_place(c, beta)
+    if alpha == 0:
+        with np.errstate(all="ignore"):
+            _scale_in_place(c, beta)
         return c
-    dtype, scale = _NATIVE[c.dtype]
     status = lib.tg_gemm(
-        dtype, m, n, k, _pointer(a), *a.strides, _pointer(b), *b.strides, _pointer(c), *c.strides,
-        ffi.new(scale, (alpha, beta)),
+        _NATIVE[c.dtype], m, n, k, _pointer(a), *a.strides, _pointer(b), *b.strides, _pointer(c), *c.strides,
+        _scale(c.dtype, alpha, beta),
     )
     if status == _KERNEL_FAILED:
         raise RuntimeError(f"the kernel for a {m}x{k} by {k}x{n} product failed; c holds anything now")
     if status != _SERVED:
-        _gemm_by_numpy(a, b, c, alpha, beta)
+        with np.errstate(all="ignore"):
+            _gemm_by_matmul(a, b, c, alpha, beta)
     return c
 
 
@@ -141,31 +148,53 @@ def _pointer(array: np.ndarray):
     return ffi.cast("char *", array.__array_interface__["data"][0])
 
 
-def _scale_in_place(c: np.ndarray, beta: float) -> None:
-    if beta == 0.0:
+def _scale(dtype: np.dtype, alpha, beta):
+    """(alpha, beta) as the kernels take them: in ``DType.scale``."""
+    if dtype.kind == "c":
+        return ffi.new("float[4]" if dtype.itemsize == 8 else "double[4]", (alpha.real, alpha.imag, beta.real, beta.imag))
+    if dtype.kind == "f":
+        return ffi.new("double[2]" if dtype.itemsize == 8 else "float[2]", (alpha, beta))
+    return ffi.new(f"{dtype.name}_t[2]", (alpha, beta))
+
+
+def _scale_in_place(c: np.ndarray, beta) -> None:
+    if beta == 0:
         c[...] = 0
-    elif beta != 1.0:
-        with np.errstate(all="ignore"):
-            np.multiply(c, beta, out=c)
+    elif beta != 1:
+        np.multiply(c, _typed(c.dtype, beta), out=c, casting="same_kind")
 
 
-def _gemm_by_numpy(a: np.ndarray, b: np.ndarray, c: np.ndarray, alpha: float, beta: float) -> None:
-    with np.errstate(all="ignore"):
-        product = numpys_matmul(a, b, subok=False)
-        if alpha != 1.0:
-            product *= alpha
-        if beta == 0.0:
-            c[...] = product
-        else:
-            _scale_in_place(c, beta)
-            np.add(c, product, out=c)
+def _gemm_by_matmul(a: np.ndarray, b: np.ndarray, c: np.ndarray, alpha, beta) -> None:
+    product = matmul(a, b, subok=False, dtype=np.promote_types(c.dtype, np.float32) if c.dtype.kind == "f" else c.dtype)
+    if alpha != 1:
+        product *= _typed(c.dtype, alpha)
+    if beta == 0:
+        c[...] = product
+    elif beta == 1:
+        np.add(c, product, out=c, casting="same_kind")
+    else:
+        np.add(c * _typed(c.dtype, beta), product, out=c, casting="same_kind")
 
 
-def _real_scalar(name: str, value) -> float:
+def _typed(dtype: np.dtype, scalar) -> np.generic:
+    """alpha or beta for arithmetic with C: in its dtype, for float16 in float32."""
+    return np.dtype(DTYPES[dtype.name].scale).type(scalar)
+
+
+def _scalar(name: str, value, dtype: np.dtype):
+    """alpha or beta as a float, a complex, or an integer that is wrapped around to fit; or TypeError."""
+    if dtype.kind in "fc":
+        try:
+            return float(value) if dtype.kind == "f" else complex(value)
+        except TypeError:
+            raise TypeError(f"{name}={value!r} is not a {'real' if dtype.kind == 'f' else 'complex'} number") from None
     try:
-        return float(value)
+        value = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name}={value!r} is not a real number") from None
+        raise TypeError(f"{name}={value!r} is not an integer, and c is {dtype}") from None
+    bits = 8 * dtype.itemsize
+    low = -(1 << (bits - 1)) if dtype.kind == "i" else 0
+    return (value - low) % (1 << bits) + low
 
 
 def _check_operands(a, b, c) -> None:
@@ -177,7 +206,7 @@ def _check_operands(a, b, c) -> None:
                              f"for a stack of matrices call gemm once for each")
         if x.dtype not in _NATIVE:
             order = "" if x.dtype.isnative else " in foreign byte order"
-            raise TypeError(f"{name} has dtype {x.dtype!s}{order}, float32 or float64 is needed; "
+            raise TypeError(f"{name} has dtype {x.dtype!s}{order}, one of {', '.join(map(str, _NATIVE))} is needed; "
                             f"convert it with {name}.astype(...)")
         if not x.flags.aligned:
             raise ValueError(f"{name} is not aligned to its item size of {x.itemsize} bytes; "

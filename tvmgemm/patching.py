@@ -23,7 +23,7 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 
 
 def patch_numpy() -> None:
-    """Let ``np.matmul`` and ``@`` run tvmgemm's kernels for float32 and float64, in the whole process.
+    """Let ``np.matmul`` and ``@`` run tvmgemm's kernels, in the whole process.
 
     Results keep NumPy's dtypes, shapes and errors. ``np.dot``, ``inner`` and ``tensordot`` are not affected.
     Calling it again changes nothing.

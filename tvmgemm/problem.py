@@ -49,6 +49,11 @@ class DType:
         return _SIZES[self.c]
 
     @property
+    def scale(self) -> str:
+        """NumPy's name of the type that the kernels of ``gemm`` take alpha and beta in."""
+        return "float32" if self.c in ("float16", "bfloat16") else self.c
+
+    @property
     def itemsize(self) -> int:
         """Bytes of an element of C; of every element, unless the product is mixed."""
         return self.c_size

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tvmgemm import planner
 from tvmgemm.family.isa import ISAS
-from tvmgemm.family.tiles import TILES
+from tvmgemm.family.tiles import TILES, UNBLOCKED_TILES
 from tvmgemm.family.validity import check, unsuitable
 from tvmgemm.family.variants import VARIANTS
 from tvmgemm.host import Cache, Host
@@ -61,7 +61,7 @@ DECISIONS = [
     ("server",    {"num_threads": 1},   1000,  1000, 1000, {},                     (V4, GOTO, "ab", "", 1)),
     ("server",    {"num_threads": 8},   2000,  2000, 2000, {},                     (V4, GOTO, "ab", "ic", 8)),
     ("server",    {"num_threads": 8},   30,    9000, 2000, {},                     (V4, "C3A2B0", "ac", "jc", 8)),
-    ("server",    {"num_threads": 8},   12544, 64,   147,  {},                     (V4, GOTO, "b", "ic", 8)),
+    ("server",    {"num_threads": 8},   12544, 64,   147,  {},                     (V4, GOTO, "none", "ic", 8)),
     ("server",    {"num_threads": 8},   20,    20,   9000, {},                     (V4, GOTO, "none", "", 1)),
     ("server",    {},                   64,    64,   64,   {"b_layout": COL},      (V4, GOTO, "b", "", 1)),
     ("server",    {},                   64,    64,   64,   {"b_layout": GAPS},     (V4, GOTO, "b", "", 1)),
@@ -90,7 +90,7 @@ DECISIONS = [
     # Members of the family by shape, on a CPU whose L2 holds 512 x 512 floats.
     ("desktop",   {"num_threads": 1},   2000,  2000, 8,    {},                     (V4, "A3B2C0", "ab", "", 1)),
     ("desktop",   {"num_threads": 1},   8,     2000, 2000, {},                     (V4, "C3A2B0", "ac", "", 1)),
-    ("desktop",   {"num_threads": 1},   10000, 64,   64,   {},                     (V4, "A3B2C0", "b", "", 1)),
+    ("desktop",   {"num_threads": 1},   10000, 64,   64,   {},                     (V4, GOTO, "none", "", 1)),
     ("desktop",   {"num_threads": 1},   10000, 8,    500,  {},                     (V4, GOTO, "none", "", 1)),
     ("desktop",   {"num_threads": 1},   200,   2000, 2000, {},                     (V4, "A3B2C0", "b", "", 1)),
     ("desktop",   {"num_threads": 4},   200,   2000, 2000, {},                     (V4, GOTO, "b", "ic", 4)),
@@ -116,7 +116,8 @@ def test_decisions(host, options, m, n, k, more, expected):
     spec = planned.spec
     assert (spec.isa, spec.variant, spec.packing, spec.parallel, planned.tasks) == expected
     assert (spec.dtype, spec.op) == (problem.dtype, problem.op)
-    assert spec.tile_sizes in TILES[spec.isa, spec.dtype][VARIANTS[spec.variant].resident]
+    tiles = TILES[spec.isa, spec.dtype][VARIANTS[spec.variant].resident]
+    assert spec.tile_sizes in (tiles if spec.blocked else [UNBLOCKED_TILES[spec.isa, spec.dtype]])
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from .blocking import BlockSizes, block_sizes, kc_of
 from .family.isa import Isa
-from .family.members import member
-from .family.tiles import TILES
+from .family.members import member, unblocked_member
+from .family.tiles import TILES, UNBLOCKED_TILES
 from .family.validity import check, unsuitable
 from .family.variants import VARIANTS
 from .host import Host
@@ -107,12 +107,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Rule:
-    """What serves the problems of a box. ``variant`` None: NumPy. ``tile`` is an index into ``TILES``."""
+    """What serves the problems of a box. ``variant`` None: NumPy. ``tile`` is an index into ``TILES``, or None for a kernel
+    without loops over cache blocks, which chooses its tiles itself."""
 
     box: Box
     variant: str | None
     packing: str
-    tile: int
+    tile: int | None
     reason: str
     parallel: str = ""
 
@@ -155,6 +156,8 @@ def _decision(rule: _Rule, box: Box, problem: Problem, isa: Isa, host: Host, opt
 
 def _spec(rule: _Rule, problem: Problem, isa: Isa, options: Options) -> KernelSpec:
     variant = VARIANTS[rule.variant]
+    if rule.tile is None:
+        return unblocked_member(problem.dtype, isa.name, op=problem.op, parallel=rule.parallel)
     tile = TILES[isa.name, problem.dtype][variant.resident][rule.tile]
     if options.microkernel is not None:
         tile = tuple(map(int, options.microkernel.split("x")))
@@ -201,6 +204,10 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[_
     kc = kc_of(*tiles[0], itemsize, host.cache(1), host.cache(2))
     columns = host.cache(2).bytes // (kc * itemsize)  # of a block of B that is as large as L2
     held = columns * tiles[1][0] // 16  # one that L2 delivers fast enough: once for as many rows as a tile has
+    # A B and a C whose rows are contiguous, few of them or narrow ones: tiles need nothing around them.
+    widest = UNBLOCKED_TILES.get((isa.name, problem.dtype), (0, 0))[1]
+    plain = free and widest > 0 and problem.b_layout == problem.c_layout == "row" and options.parallel_loop != "pc"
+    column = _Rule(Box(n=(0, widest)), name, "none", None, f"C is at most {widest} wide: one column of tiles")
     narrow = _Rule(
         Box(n=(0, lanes)), name, in_place, 2, f"C is at most {lanes} wide: one vector of it, many rows"
     )
@@ -212,11 +219,11 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[_
         Box(n=(0, 2 * lanes)), name, in_place, 4, f"C is at most {2 * lanes} wide: a row of B is two vectors"
     )
     few = _Rule(
-        Box(m=(0, FLAT), n=(0, 2 * columns), k=(0, 2 * kc)), name, in_place, 1,
+        Box(m=(0, FLAT), n=(0, 2 * columns), k=(0, 2 * kc)), name, in_place, None if plain else 1,
         f"m <= {FLAT} and a B of at most {2 * kc} x {2 * columns}, which is packed for too few rows",
     )  # fmt: skip
     small = _Rule(
-        Box(m=(0, FEW_ROWS), n=(0, held)), name, in_place, 1,
+        Box(m=(0, FEW_ROWS), n=(0, held)), name, in_place, None if plain else 1,
         f"m <= {FEW_ROWS} and blocks of B of at most {kc} x {held}, which stay in L2 as they are",
     )  # fmt: skip
     low = _Rule(
@@ -241,6 +248,8 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[_
     large = _Rule(Box(), name, "ab", 0, "both operands packed")
     if not free:
         return [tiny, narrow, slender, small, large]
+    if plain:
+        return [column, few, small, low, shallow, flat, short, slim, large]
     return [tiny, narrow, slender, few, small, low, shallow, flat, short, slim, large]
 
 
@@ -276,11 +285,13 @@ def companions(spec: KernelSpec, host: Host, options: Options) -> list[KernelSpe
     if options.microkernel or options.packing or options.parallel_loop or VARIANTS[name].resident != "C":
         return []
     options = replace(options, num_threads=options.num_threads or host.cores)
-    wanted = [(name, "none", 1), *([(_packs_b(options), "b", 0)] if free else []), (name, "ab", 0)]
-    tiles = TILES[spec.isa, spec.dtype]["C"]
-    found = []
+    lean = free and (spec.isa, spec.dtype) in UNBLOCKED_TILES
+    wanted = [] if lean else [(name, "none", 1)]
+    wanted += [(_packs_b(options), "b", 0)] if free else []
+    tiles, found = TILES[spec.isa, spec.dtype]["C"], []
     for parallel in ("", "ic") if options.num_threads > 1 else ("",):
-        for variant, packing, tile in wanted:
-            mr, nr = tiles[tile]
-            found.append(replace(spec, variant=variant, mr=mr, nr=nr, kr=0, packing=packing, parallel=parallel))
+        rest = {"op": spec.op, "parallel": parallel}
+        found += [unblocked_member(spec.dtype, spec.isa, **rest)] if lean else []
+        for variant, packing, tile in (*wanted, (name, "ab", 0)):
+            found.append(member(variant, spec.dtype, spec.isa, tiles[tile], packing, **rest))
     return [other for other in found if other != spec]

@@ -22,7 +22,8 @@ class KernelSpec:
     C = alpha.A.B + beta.C. ``packing``: which operands are packed, one of the variant's ``packings``; a B that a
     resident-C kernel reads in place must have unit column stride, and so must a C that is not packed by a variant that
     packs it. ``parallel``: the outer loop whose iterations are shared out to tasks, or ``""``. ``step``: one of
-    ``STEPS``. ``without``: those of ``SWITCHES`` that are left out.
+    ``STEPS``. ``without``: those of ``SWITCHES`` that are left out. ``blocked``: False leaves out the loops over cache
+    blocks and everything else that a small product can do without (``family.unblocked``).
     """
 
     dtype: str
@@ -36,6 +37,7 @@ class KernelSpec:
     parallel: str = ""
     step: str = "optimised"
     without: tuple[str, ...] = ()
+    blocked: bool = True
 
     @property
     def tile(self) -> str:
@@ -52,6 +54,7 @@ class KernelSpec:
         """Readable, safe in a file name, unique per spec: ``matmul-float32-B3A2C0-14x32-ab-ic-x86-64-v4``."""
         parts = [self.op, self.dtype, self.variant, self.tile, self.packing, self.parallel or "serial"]
         parts += [self.step] if self.step != STEPS[-1] else []
+        parts += [] if self.blocked else ["unblocked"]
         parts += [f"no-{switch}" for switch in self.without]
         return "-".join((*parts, self.isa))
 

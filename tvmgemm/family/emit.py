@@ -163,9 +163,9 @@ class Vectors:
         Asked for, because what LLVM makes of a product and a sum differs: on Arm it fuses them in one place and not in
         another, and of a sum of two products now the one and now the other.
         """
-        scalar = str(c.ty) == self.dtype
-        llvm = f"f{8 * self.itemsize}" if scalar else self._llvm
-        return T.call_llvm_intrin(self.dtype if scalar else self.type, f"llvm.fmuladd.{llvm}", a, b, c)
+        _, _, lanes = str(c.ty).removeprefix(self.dtype).rpartition("x")  # of another width too, or none
+        llvm = f"{f'v{lanes}' if lanes else ''}f{8 * self.itemsize}"
+        return T.call_llvm_intrin(str(c.ty), f"llvm.fmuladd.{llvm}", a, b, c)
 
     def mask(self, name: str, limit):
         """Lanes below ``limit`` (may be negative or beyond the width); 32-bit, so one compare fills it.
@@ -272,6 +272,12 @@ class View:
         view._strides = tuple(
             stride if isinstance(stride, int) else opaque("stride", stride) for stride in self._strides
         )
+        return view
+
+    def moved(self, *indices) -> View:
+        """The same memory, where these indices become the origin: one sum, made here and kept in a register."""
+        view = self.kept()
+        view._offset = opaque("origin", view._flat(indices))
         return view
 
     def _flat(self, indices):

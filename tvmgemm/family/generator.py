@@ -19,7 +19,7 @@ from tvm import tirx
 
 from ..problem import DTYPES
 from ..spec import STEPS, KernelSpec
-from . import emit, macrokernel, plain, split_k
+from . import emit, macrokernel, plain, split_k, unblocked
 from .emit import const, let, loop
 from .isa import isa_of
 from .packing import Operand, pack_panels
@@ -41,7 +41,10 @@ def generate(spec: KernelSpec) -> tvm.IRModule:
     """The kernel of ``spec`` and its workspace function, as an IRModule. ValueError for a spec that cannot be built."""
     check(spec)
     generator = Generator(spec)
-    return tvm.IRModule({spec.symbol: generator.kernel(), spec.symbol + "_workspace": generator.workspace()})
+    functions = {spec.symbol: generator.kernel()}
+    if spec.blocked:
+        functions[spec.symbol + "_workspace"] = generator.workspace()
+    return tvm.IRModule(functions)
 
 
 @dataclass
@@ -77,6 +80,8 @@ class Generator:
     def _read_arguments(self, args) -> None:
         buffer = emit.View("args", args, emit.INDEX, (1,))
         v = self.values = {name: let(name, buffer.get(const(i))) for i, name in enumerate(ARGUMENTS)}
+        if not self.spec.blocked:  # no blocks but those of k, no work space
+            return
         for loop_name, dimension in (("ic", "m"), ("jc", "n")):
             v[dimension + "c"] = let(f"{dimension}c_even", self._even_block(loop_name, dimension))
         # Never evened out: the order of summation must not depend on the shape.
@@ -132,7 +137,10 @@ class Generator:
         }
         self.pointers = given | moved
         self._view_operands()
-        emit.branch(self.values["k"] == const(0), lambda: plain.empty(self), self._multiply)
+        if self.spec.blocked:
+            emit.branch(self.values["k"] == const(0), lambda: plain.empty(self), self._multiply)
+        else:
+            unblocked.product(self)
 
     def _view_operands(self) -> None:
         strides, dtype = _STRIDES["C"], self.spec.dtype

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..spec import KernelSpec
-from .tiles import tiles_of
+from .tiles import UNBLOCKED_TILES, tiles_of
 from .variants import VARIANTS
 
 
@@ -21,10 +21,12 @@ def member(
     """The spec of a kernel; ``rest`` are other fields of ``KernelSpec``.
 
     ``packing`` None: what the variant packs. ``tile`` None: the default of kernels that read B in place for
-    such a kernel with resident C, otherwise the first of the table.
+    such a kernel with resident C, otherwise the first of the table; a kernel with ``blocked=False`` has its own.
     """
     row = VARIANTS[variant]
     packing = row.packable if packing is None else packing
+    if tile is None and not rest.get("blocked", True):
+        tile = UNBLOCKED_TILES.get((isa, dtype))
     if tile is None:
         in_place = row.resident == "C" and "b" not in packing
         tile = tiles_of(isa, dtype)[row.resident][in_place]
@@ -32,6 +34,12 @@ def member(
         d + "r": size for d, size in zip(row.tile_dimensions, tile)
     }
     return KernelSpec(dtype=dtype, isa=isa, variant=variant, packing=packing, **sizes, **rest)
+
+
+def unblocked_member(dtype: str, isa: str, **rest: object) -> KernelSpec:
+    """The kernel without loops over cache blocks (``unblocked``), which has its variant's name from the order of its loops
+    over tiles."""
+    return member("B3A2C0", dtype, isa, packing="none", blocked=False, **rest)
 
 
 def default_members(dtype: str, isa: str) -> Iterator[KernelSpec]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from ..problem import DTYPES
 from ..spec import STEPS, KernelSpec
 from .isa import isa_of
-from .tiles import registers_needed
+from .tiles import heights, registers_needed
 from .validity import check
 from .variants import LOOP_DIMENSION, OPERAND_DIMENSIONS, PANELS, VARIANTS
 
@@ -45,6 +45,8 @@ class _Outline:
         spec = self.spec
         if spec.step == "basic":
             self._triple_loop({d: ("0", d) for d in "mnk"})
+        elif not spec.blocked:
+            self._unblocked()
         else:
             self._outer(list(self.variant.outer))
         product = "C = A.B" if spec.op == "matmul" else "C = alpha.A.B + beta.C"
@@ -52,6 +54,7 @@ class _Outline:
             f"{spec.variant} {spec.tile}: {product} in {spec.dtype}, A m x k, B k x n, C m x n, on {spec.isa}"
         )
         notes = [f"step {spec.step}"] if spec.step != STEPS[-1] else []
+        notes += [] if spec.blocked else ["no loops over cache blocks"]
         notes += [f"without {', '.join(spec.without)}"] if spec.without else []
         head = [title + "".join(f"; {note}" for note in notes), ""]
         width = max(len(code) for code, comment in self.lines if comment)
@@ -277,6 +280,24 @@ class _Outline:
                 loads = vectors if "register-loads" not in self.spec.without else mr * vectors
                 self._line(f"T += {a}*{b}", self._work(loads, mr, mr * vectors) + ahead)
             self._bring(c, "T")
+
+    def _unblocked(self) -> None:
+        """Tiles as wide as they need to be, and as tall as the registers then allow."""
+        vectors = self.tile["n"] // self.lanes
+        sizes = [f"{rows}x{width * self.lanes}" for width, rows in heights(self.tile["m"], vectors).items()]
+        what = {"ic": "m", "jc": "n"}.get(self.spec.parallel)
+        if what:
+            self._line(f"{what} = this task's share of {what}", "parallel")
+        with self._loop("pc", "k", "kc"):
+            self._line("for jr, nr in tiles of n:", f"of equal width; tiles are at most {', '.join(sizes)}")
+            self.indent += 1
+            self._line("for ir, mr in tiles of m:", "of equal height; code for every mr and nr")
+            self.indent += 1
+            self._line("T = 0", "mr x nr of C, in registers")
+            with self._loop("p", "kc", comment="micro-kernel"):
+                self._line("T += A[ir:+mr, pc+p]*B[pc+p, jr:+nr]", f"nr/{self.lanes} loads, mr broadcasts, the last load masked")
+            self._bring("C[ir:+mr, jr:+nr]", "T")
+            self.indent -= 2
 
     def _resident_operand(self) -> None:
         resident, stream = self.variant.resident, self.variant.stream

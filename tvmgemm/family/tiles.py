@@ -40,6 +40,26 @@ EMITTED_TILES: dict[tuple[str, str], dict[str, tuple[tuple[int, int], ...]]] = {
 #: The dtypes that have kernels on some instruction set, in the order of the table.
 KERNEL_DTYPES: tuple[str, ...] = tuple(dict.fromkeys(dtype for _, dtype in TILES))
 
+# fmt: off
+#: The widest tile of kernels without loops over cache blocks; its registers also hold the narrower and taller ones
+#: (``heights``). dtypes without a row have no such kernels.
+UNBLOCKED_TILES: dict[tuple[str, str], tuple[int, int]] = {
+    ("x86-64-v2",  "float32"): (3, 12), ("x86-64-v2",  "float64"): (3, 6),
+    ("x86-64-v3",  "float32"): (4, 24), ("x86-64-v3",  "float64"): (4, 12),
+    ("x86-64-v4",  "float32"): (6, 64), ("x86-64-v4",  "float64"): (6, 32),
+    ("armv8-neon", "float32"): (6, 16), ("armv8-neon", "float64"): (6, 8),
+}
+# fmt: on
+
+
+#: More rows need more addresses than there are registers for, and save nothing any more.
+MOST_ROWS = 16
+
+
+def heights(mr: int, vectors: int) -> dict[int, int]:
+    """Vectors in a row of a tile -> most rows of it, for the tiles that as many registers hold as mr x ``vectors``."""
+    return {width: min(mr * vectors // width, MOST_ROWS) for width in range(1, vectors + 1)}
+
 
 def tiles_of(isa_name: str, dtype: str) -> dict[str, tuple[tuple[int, int], ...]]:
     """Resident operand -> tiles, from either table."""

@@ -21,6 +21,11 @@ def check(spec: KernelSpec) -> None:
     steps = STEPS if variant.resident == "C" else ("basic", "blocked", "optimised")
     if spec.step not in steps:
         raise ValueError(f"step {spec.step!r}: {spec.variant} has {', '.join(steps)}")
+    if not spec.blocked and (variant.resident, spec.packing, spec.step, spec.without) != ("C", "none", STEPS[-1], ()):
+        raise ValueError(
+            f"blocked=False: without loops over cache blocks there are kernels with C in registers that pack nothing, "
+            f"not {spec.variant} with packing {spec.packing!r}, step {spec.step!r}, without {spec.without}"
+        )
     if unknown := set(spec.without) - set(SWITCHES):
         raise ValueError(f"without {', '.join(sorted(unknown))}: the switches are {', '.join(SWITCHES)}")
     if "register-loads" in spec.without and variant.resident != "C":
@@ -36,6 +41,8 @@ def _check_parallel(spec: KernelSpec) -> None:
         if spec.parallel in variant.outer:
             why = f" with packing {spec.packing!r}, which adds to C in one chain through all of k"
         raise ValueError(f"{asked}: {spec.variant} can share out {', '.join(loops)}{why}")
+    if not spec.blocked and spec.parallel == "pc":
+        raise ValueError(f"{asked}: without loops over cache blocks tasks can share out ic, jc")
     if spec.step == "basic":
         raise ValueError(f"{asked}: step 'basic' has no loops over blocks")
     if spec.parallel == "pc" and spec.step != STEPS[-1]:
@@ -49,6 +56,8 @@ def unsuitable(spec: KernelSpec, problem: Problem) -> str | None:
     variant = VARIANTS[spec.variant]
     if variant.resident == "C" and "b" not in spec.packing and problem.b_layout != "row":
         return f"packing {spec.packing!r} reads B in place, which needs unit column stride, and B is {problem.b_layout}"
+    if not spec.blocked and problem.c_layout != "row":
+        return f"a kernel without loops over cache blocks needs a C with unit column stride, and C is {problem.c_layout}"
     if "c" in variant.packable and "c" not in spec.packing and problem.c_layout != "row":
         return f"packing {spec.packing!r} updates C in place, which needs unit column stride, and C is {problem.c_layout}"
     return None

@@ -1,0 +1,185 @@
+"""Kernels without loops over cache blocks: every width and height of tile, at every edge, on every instruction set."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from equivalence import (
+    FLOATS,
+    FORCED,
+    RUNNABLE,
+    assert_same_bits,
+    Layout,
+    assert_close,
+    col_major,
+    fill,
+    lay_out,
+    planned,
+    row_major,
+    served_by_us,
+)
+
+import tvmgemm
+from tvmgemm.family.isa import ISAS
+from tvmgemm.family.members import member, unblocked_member
+from tvmgemm.family.tiles import UNBLOCKED_TILES, heights, registers_needed
+from tvmgemm.family.validity import check
+from tvmgemm.problem import DTYPES
+from tvmgemm.spec import KernelSpec
+
+every_dtype = pytest.mark.parametrize("dtype", FLOATS)
+every_isa = pytest.mark.parametrize("isa", RUNNABLE)
+
+#: A kc that cuts most of the k below into blocks.
+BLOCKS = (1, 1, 32)
+
+
+def lanes_of(isa: str, dtype: str) -> int:
+    return ISAS[isa].lanes(DTYPES[dtype].c_size)
+
+
+def operands(m: int, n: int, k: int, dtype: str, a_layout: Layout, seed: int = 0):
+    """A in that layout; B and C with contiguous rows that lie apart; C's buffer holds noise."""
+    rng = np.random.default_rng(seed)
+    apart = Layout((0, 1), (1, 1), (0, 3), start=5)
+    a, b, c = (lay_out(s, dtype, x) for s, x in (((m, k), a_layout), ((k, n), apart), ((m, n), apart)))
+    fill(a.view, rng)
+    fill(b.view, rng)
+    c.buffer[...] = rng.integers(0, 256, c.buffer.shape, "u1")
+    return a, b, c
+
+
+def multiply(a, b, c, dtype: str) -> None:
+    """C = A.B by a kernel of this kind, which writes nothing else."""
+    outside = c.outside()
+    with served_by_us(dtype):
+        tvmgemm.matmul(a.view, b.view, out=c.view)
+    np.testing.assert_array_equal(c.outside(), outside)
+
+
+@every_dtype
+@every_isa
+def test_every_tile(dtype, isa):
+    """Each width, with a full and with a masked vector at its end, meets each height; the bits are those of a packed
+    kernel."""
+    lanes, (mr, nr) = lanes_of(isa, dtype), UNBLOCKED_TILES[isa, dtype]
+    columns = [1, lanes // 2, lanes // 2 + 1, lanes - 1, *range(lanes, 2 * nr + lanes, max(1, lanes // 2)), 2 * nr + 1]
+    rows = [*range(1, max(heights(mr, nr // lanes).values()) + 2), 33]
+    layouts = itertools.cycle([row_major(), col_major(), Layout((0, 1), (-1, 2), (0, 1)), Layout((0, 1), (0, 1), (0, 0))])
+    for n, m in itertools.product(columns, rows):
+        if m == 1 or n == 1:
+            continue
+        a, b, c = operands(m, n, (7, 40, 65, 1)[m % 4], dtype, next(layouts), seed=m)
+        with planned(BLOCKS, max_isa=isa, num_threads=1):
+            assert ".unblocked" in plan_of(a, b)
+            multiply(a, b, c, dtype)
+        with planned(BLOCKS, max_isa=isa, num_threads=1, variant=FORCED, packing="ab"):
+            assert_same_bits(c.view, tvmgemm.matmul(a.view, b.view))
+        assert_close(c.view, a.view, b.view)
+
+
+def plan_of(a, b) -> str:
+    """Which kind of kernel serves A.B, and its parallel loop."""
+    kernel = tvmgemm.explain(a.view, b.view).kernel
+    return f"{'ic' if '-ic-' in kernel else 'jc' if '-jc-' in kernel else 'serial'}.{'un' * ('-unblocked-' in kernel)}blocked"
+
+
+@every_dtype
+@pytest.mark.parametrize("m, n, loop", [(70, 40, "ic"), (3, 301, "jc"), (1000, 17, "ic"), (5, 300, "jc")])
+def test_shared_out(dtype, m, n, loop):
+    a, b, c = operands(m, n, 50, dtype, row_major())
+    with planned(BLOCKS, parallel_work=1, num_threads=2):
+        assert plan_of(a, b) == f"{loop}.unblocked"
+        multiply(a, b, c, dtype)
+    with planned(BLOCKS, num_threads=1, variant=FORCED, packing="ab"):
+        assert_same_bits(c.view, tvmgemm.matmul(a.view, b.view))
+
+
+@every_dtype
+def test_scaled(dtype):
+    """gemm: C is read where beta asks for it, and only once."""
+    for (m, n, k), (alpha, beta) in itertools.product([(5, 3, 70), (17, 40, 9), (50, 90, 33)], [(2.0, 0.0), (-0.5, 1.5)]):
+        a, b, c = operands(m, n, k, dtype, row_major())
+        if beta:
+            fill(c.view, np.random.default_rng(5))
+        old = c.view.copy()
+        with planned(BLOCKS, num_threads=1):
+            with served_by_us(dtype):
+                tvmgemm.gemm(a.view, b.view, c.view, alpha=alpha, beta=beta)
+        expected = alpha * (a.view.astype("f8") @ b.view.astype("f8")) + (beta * old.astype("f8") if beta else 0.0)
+        bound = abs(a.view).astype("f8") @ abs(b.view).astype("f8") + (abs(old) if beta else 0)
+        assert (abs(c.view - expected) <= 4 * (k + 2) * np.finfo(dtype).eps * bound).all()
+
+
+@every_dtype
+@every_isa
+def test_infinities_and_nans_stay_where_they_are(dtype, isa):
+    """What lies beside the edges is never multiplied by them: no warning, no NaN of our making."""
+    for m, n in [(3, 3), (9, 5), (7, 21), (13, 70)]:
+        a, b = np.ones((m, 6), dtype), np.ones((6, n), dtype)
+        a[-1, :] = np.inf
+        b[:, -1] = np.inf
+        with planned(max_isa=isa, num_threads=1), np.errstate(all="raise"), served_by_us(dtype):
+            c = tvmgemm.matmul(a, b)
+        expected = np.full((m, n), 6.0)
+        expected[-1], expected[:, -1] = np.inf, np.inf
+        np.testing.assert_array_equal(c, expected)
+        a[0, 0] = np.nan
+        with planned(max_isa=isa, num_threads=1), np.errstate(all="raise"), served_by_us(dtype):
+            c = tvmgemm.matmul(a, b)
+        expected[0] = np.nan
+        np.testing.assert_array_equal(c, expected)
+
+
+@every_dtype
+def test_no_terms_are_zeros(dtype):
+    a, b, c = operands(20, 30, 0, dtype, row_major())
+    with planned(num_threads=1):
+        multiply(a, b, c, dtype)
+    assert (c.view == 0).all() and not np.signbit(c.view).any()
+
+
+def test_tiles_fit_the_registers():
+    for (isa, dtype), (mr, nr) in UNBLOCKED_TILES.items():
+        lanes = lanes_of(isa, dtype)
+        for width, most in heights(mr, nr // lanes).items():
+            needed = registers_needed(most, width * lanes, ISAS[isa], DTYPES[dtype].c_size)
+            # One register holds the NaNs of a masked load.
+            assert needed + ISAS[isa].masks <= ISAS[isa].vector_registers
+
+
+def test_other_members_have_their_loops():
+    members = [member(name, "float32", "x86-64-v4", blocked=False) for name in ("C3A2B0", FORCED)]
+    for spec in [*members, unblocked_member("float32", "x86-64-v4", parallel="pc")]:
+        with pytest.raises(ValueError, match="without loops over cache blocks"):
+            check(spec)
+
+
+@pytest.mark.parametrize("isa", ["x86-64-v4", "x86-64-v3", "armv8-neon"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
+def test_each_tile_has_a_lean_loop(isa, dtype):
+    """Every height and width has a loop of its own, which does the multiply-adds of that tile. None uses the stack, but for
+    the smallest, which LLVM unrolls until it has more addresses than registers."""
+    codegen = pytest.importorskip("tvmgemm.family.codegen", reason="needs the compiler")
+    from tvmgemm.family.inspection import inner_loops
+
+    spec = unblocked_member(dtype, isa)
+    masks, lanes = ISAS[isa].masks, lanes_of(isa, dtype)
+    found = set()
+    for loop in inner_loops(codegen.assembly(spec), ISAS[isa].arch):
+        if not masks and (loop.masked or loop.branches):
+            continue  # at the edge
+        for steps in [loop.masked] if masks else [1, 2, 4]:
+            height, width = loop.broadcasts // steps, loop.loads // steps
+            if (height * width * steps, height * steps, width * steps) == (loop.fmas, loop.broadcasts, loop.loads):
+                found.add((height, width))
+                assert not loop.stack or height <= 2, loop.text
+    for width, most in heights(spec.mr, spec.nr // lanes).items():
+        assert {(height, width) for height in range(1, most + 1)} <= found, f"{width} vectors wide"
+
+
+def test_spec_round_trip():
+    spec = unblocked_member("float32", "x86-64-v4")
+    assert KernelSpec.from_dict(spec.to_dict()) == spec and "unblocked" in spec.name

@@ -1,0 +1,136 @@
+"""The kernel of small products: micro-tiles of C and nothing around them.
+
+No loops over cache blocks, no packing, no work space: what a call of 4 x 4 x 4 pays for is what it computes. The spec's
+tile is the widest one; it says how many registers hold a tile and how many vectors a row of it has at most. A row of C
+is cut up into as few tiles as can be, of equal width to within a vector; the narrower a tile, the more rows it may have
+(``heights``). Columns of C are cut up the same way. So no row of C is computed twice or in vain, whatever m and n are, for
+one micro-kernel per width and height. k is cut up into blocks as in every other kernel: sums come out the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import emit, microkernel
+from .emit import const, let, loop
+from .tiles import heights
+
+if TYPE_CHECKING:
+    from .generator import Generator
+
+def product(g: Generator) -> None:
+    """C = A.B (or alpha.A.B + beta.C), each task its share of the rows or of the vectors of columns."""
+    m, n = g.values["m"], g.values["n"]
+    if not g.spec.parallel:
+        _blocks_of_k(g, const(0), m, const(0), n)
+        return
+    with emit.parallel("task", g.values["tasks"]) as task:
+        if g.spec.parallel == "ic":
+            first, share = g.share(m, task)
+            _blocks_of_k(g, first, share, const(0), n)
+        else:
+            lanes = const(g.vectors.lanes)
+            first, share = g.share(emit.ceil_div(n, lanes), task)
+            start = let("start", first * lanes)
+            _blocks_of_k(g, const(0), m, start, let("own", emit.minimum(share * lanes, n - start)))
+
+
+def _blocks_of_k(g: Generator, i0, rows, j0, columns) -> None:
+    k, kc = g.values["k"], g.values["kc"]
+    with loop("pc", emit.maximum(emit.blocks_in(k, kc), const(1))) as index:
+        p0 = let("p0", index * kc)
+        _Product(g, i0, rows, j0, columns, p0, let("kb", emit.minimum(kc, k - p0))).columns_of_tiles()
+
+
+@dataclass(frozen=True)
+class _Product:
+    """The product of ``kb`` steps along k, from ``p0`` on, to a part of C."""
+
+    g: Generator
+    i0: Any
+    rows: Any
+    j0: Any
+    columns: Any
+    p0: Any
+    kb: Any
+
+    def columns_of_tiles(self) -> None:
+        """The loop jr: columns of tiles, then one more of what is left over: where masks cost nothing only if half a
+        vector is enough for it, elsewhere whatever does not fill a vector."""
+        vectors, masks = self.g.vectors, self.g.isa.masks
+        lanes, most_left = vectors.lanes, vectors.lanes // 2 if masks else vectors.lanes - 1
+        whole = let("whole", emit.tirx.truncdiv(self.columns + const(lanes - 1 - most_left), const(lanes)))
+        rest = let("rest", whole * const(lanes))
+        widest = self.g.spec.nr // lanes
+        _in_shares("jr", whole, widest, lambda first, width: self._tiles(vectors, first * const(lanes), width, masks))
+        narrow = emit.Vectors(vectors.dtype, vectors.itemsize, lanes // 2) if masks else vectors
+        emit.branch(rest < self.columns, lambda: self._tiles(narrow, rest, 1, True))
+
+    def _tiles(self, vectors: emit.Vectors, column, width: int, masked: bool) -> None:
+        """The loop ir, over the tiles of one column of tiles, ``width`` vectors wide; ``masked``: the last may not be full."""
+        column = let("column", column)
+        most = heights(self.g.spec.mr, self.g.spec.nr // self.g.vectors.lanes)[width]
+
+        def tile(row, height: int) -> None:
+            nr = width * vectors.lanes
+            registers = microkernel.registers(vectors, height, nr)
+            i0, j0 = let("i0", self.i0 + row), let("j0", self.j0 + column)
+            left = let("left", self.columns - column)
+            self._compute(microkernel.Tile(vectors, height, nr, i0, j0, const(height), left, registers), masked)
+
+        _in_shares("ir", emit.opaque("rows", self.rows), most, tile)
+
+    def _compute(self, tile: microkernel.Tile, masked: bool) -> None:
+        """Clear the tile, multiply and add, bring it to C."""
+        g, vectors = self.g, tile.vectors
+        lanes, last = vectors.lanes, tile.nr - vectors.lanes if masked else -1
+        mask = vectors.mask("inside", tile.columns - const(last)) if masked else None
+
+        def load(view: emit.View, i, c: int) -> Any:
+            if c == last:
+                return vectors.masked_load(view.address(i, const(c)), mask)
+            return view.get_vector(lanes, i, const(c))
+
+        microkernel.clear(tile)
+        a, b = g.sources["A"].any.moved(tile.i0, self.p0), g.sources["B"].unit_e.moved(self.p0, tile.j0)
+        microkernel.multiply_add(tile, self.kb, lambda i, p: a.get(const(i), p), lambda c, p: load(b, p, c))
+
+        def write(update: Callable) -> None:
+            to = g.c_rows.moved(tile.i0, tile.j0)
+            for (i, c), register in tile.registers.items():
+                value = update(register.get(), lambda: load(to, const(i), c), vectors.splat)  # noqa: B023
+                if c == last:
+                    vectors.masked_store(value, to.address(const(i), const(c)), mask)
+                else:
+                    to.set_vector(value, lanes, const(i), const(c))
+
+        g.update(self.p0 == const(0), write)
+
+
+def _in_shares(name: str, extent, most: int, then: Callable[[Any, int], None]) -> None:
+    """Cut ``extent`` up into as few shares as can be of at most ``most``, equal to within 1: ``then(start, size)`` with the
+    size made a constant of the code. (In a short last share FMAs would wait for each other.)"""
+    several = extent > const(most)
+    one = emit.minimum(extent, const(1))
+    count = let(f"{name}_count", emit.T.if_then_else(several, emit.ceil_div(extent, const(most)), one))
+    size = let(f"{name}_size", emit.T.if_then_else(several, emit.tirx.truncdiv(extent, count), extent))
+    larger = let(f"{name}_larger", extent - count * size)
+    with loop(name, count) as index:
+        start = index * size + emit.minimum(index, larger)
+        here = let(f"{name}_here", size + emit.tirx.Select(index < larger, const(1), const(0)))
+        _by_size(here, 1, most, lambda constant: then(start, constant))
+
+
+def _by_size(value, low: int, high: int, then: Callable[[int], None]) -> None:
+    """``then(value)`` with the value made a constant of the code; it is between ``low`` and ``high``."""
+    if low == high:
+        then(low)
+        return
+    middle = (low + high) // 2
+    emit.branch(
+        value > const(middle),
+        lambda: _by_size(value, middle + 1, high, then),
+        lambda: _by_size(value, low, middle, then),
+    )

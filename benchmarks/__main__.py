@@ -172,8 +172,9 @@ def begin(arguments: argparse.Namespace, suites: list, command: str, notes: list
 
 def run(arguments: argparse.Namespace, suites: list, results, usable: dict) -> str | None:
     """Measure all rows into ``results``, printing each; the reason why it ended early, or None."""
+    from tvmgemm.trial import BuildFailed
+
     from . import report
-    from .kernels import BuildFailed
     from .runner import WrongResult
 
     for suite in suites:

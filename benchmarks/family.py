@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from tvmgemm import settings, timing
+from tvmgemm import settings, timing, trial
 from tvmgemm.family.members import member
 from tvmgemm.family.tiles import TILES
 from tvmgemm.family.variants import VARIANTS
@@ -20,10 +20,10 @@ from tvmgemm.host import host
 from tvmgemm.planner import plan
 from tvmgemm.problem import Problem
 from tvmgemm.spec import KernelSpec
+from tvmgemm.trial import NUMPY, Kernel, load, usable_isa
 
 from . import members
-from .kernels import Kernel, load, progress_line, usable_isa
-from .members import NUMPY, MemberRow
+from .members import MemberRow, progress_line
 from .report import groups, number, table, threads_text
 from .suite import Case, Conditions, Suite, product
 
@@ -88,9 +88,9 @@ def measure(suite: Suite, case: Case, dtype: str, conditions: Conditions) -> Ite
         a, b = case.operands(dtype)
         members.check_all(kernels.values(), case, a, b)
         progress_line(f"{case.label} {dtype}: {len(kernels)} members")
-        first = members.interleaved(kernels, a, b, seconds, threads)
+        first = trial.interleaved(kernels, a, b, seconds, threads)
         finalists = choose_finalists(first, chosen)
-        last = members.interleaved(
+        last = trial.interleaved(
             {name: kernels[name] for name in finalists if name in kernels}, a, b, seconds * len(finalists), threads
         )
         progress_line("")
@@ -99,7 +99,7 @@ def measure(suite: Suite, case: Case, dtype: str, conditions: Conditions) -> Ite
 
 def choose_finalists(samples: Mapping[str, Sequence[float]], chosen: str) -> list[str]:
     """Those near the fastest, the fastest first, and what the planner chose; NumPy takes part anyway."""
-    order = [name for name in members.ranked(samples) if name != NUMPY]
+    order = [name for name in trial.ranked(samples) if name != NUMPY]
     best = samples[order[0]]
     near = [name for name in order if timing.ratio(best, samples[name]).median > 1 - _NEAR]
     return list(dict.fromkeys([*near[:_FINALISTS], *([] if chosen == NUMPY else [chosen])]))
@@ -118,7 +118,7 @@ def judged(
     """The rows of both passes: finalists with their numbers of the second, the best first, then the rest in order."""
 
     def best_of(samples: Mapping[str, Sequence[float]]) -> str:
-        return next(name for name in members.ranked(samples) if name != NUMPY)
+        return next(name for name in trial.ranked(samples) if name != NUMPY)
 
     def rows_of(samples: Mapping[str, Sequence[float]], names: list[str], final: bool) -> list[MemberRow]:
         return members.rows(
@@ -127,8 +127,8 @@ def judged(
             final=lambda name: final,
         )  # fmt: skip
 
-    rest = [name for name in members.ranked(first) if name not in last]
-    return rows_of(last, members.ranked(last), True) + rows_of(first, rest, False)
+    rest = [name for name in trial.ranked(first) if name not in last]
+    return rows_of(last, trial.ranked(last), True) + rows_of(first, rest, False)
 
 
 def behind(chosen: MemberRow) -> float:

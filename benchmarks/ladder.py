@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tvmgemm import timing
+from tvmgemm import timing, trial
 from tvmgemm.family.members import member
 from tvmgemm.family.tiles import TILES
 from tvmgemm.planner import DEFAULT_VARIANT
 from tvmgemm.spec import STEPS, SWITCHES, KernelSpec
+from tvmgemm.trial import load, usable_isa
 
 from . import members
-from .kernels import load, progress_line, usable_isa
-from .members import MemberRow
+from .members import MemberRow, progress_line
 from .suite import Case, Conditions, Suite, product
 
 #: What the others are relative to.
@@ -48,7 +48,7 @@ def measure(suite: Suite, case: Case, dtype: str, conditions: Conditions) -> Ite
     a, b = case.operands(dtype)
     with timing.thread_limit(1):
         members.check_all(kernels.values(), case, a, b)
-        samples = members.interleaved(kernels, a, b, conditions.seconds * len(kernels), threads=1)
+        samples = trial.interleaved(kernels, a, b, conditions.seconds * len(kernels), threads=1)
     progress_line("")
     yield from members.rows(suite, case, dtype, 1, conditions.peak, samples, FULL, kernels)
 

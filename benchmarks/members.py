@@ -3,24 +3,19 @@ have in common."""
 
 from __future__ import annotations
 
-import time
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
-import tvmgemm
 from tvmgemm import timing
 from tvmgemm.timing import Ratio
+from tvmgemm.trial import NUMPY, Kernel
 
-from .kernels import Kernel, restore
 from .report import View, number, table
-from .runner import ROUNDS, THREADED_SAMPLE, Row, check
+from .runner import Row, check
 from .suite import Case, Suite
-
-#: The member that is no kernel of ours.
-NUMPY = "NumPy"
 
 #: Set beside the fastest of a case, and beside what the planner chooses.
 BEST, CHOSEN = "best", "planner"
@@ -46,37 +41,6 @@ class MemberRow(Row):
         return ", ".join(mark for mark, is_it in ((BEST, self.best), (CHOSEN, self.chosen)) if is_it)
 
 
-def interleaved(
-    kernels: Mapping[str, Kernel], a: np.ndarray, b: np.ndarray, seconds: float, threads: int
-) -> dict[str, list[float]]:
-    """Seconds per call of every kernel and of NumPy, by name, one sample of each per round.
-
-    A kernel is put in charge of ``tvmgemm.matmul`` before its sample and outside of its time. Results go into
-    an array that exists. With one thread the seconds are those that this process had a core: in a round of sixty
-    members others take it away from some, and a wall clock would count that against them.
-    """
-    out = np.empty((a.shape[0], b.shape[1]), a.dtype)
-    functions: dict[str, Callable[[], object]] = dict.fromkeys(kernels, partial(tvmgemm.matmul, a, b, out))
-    functions[NUMPY] = partial(np.matmul, a, b, out)
-
-    def before(name: str) -> None:
-        if name in kernels:
-            kernels[name].serve()
-
-    try:
-        return timing.paired(
-            functions,
-            rounds=ROUNDS,
-            min_seconds=timing.MIN_SECONDS if threads == 1 else THREADED_SAMPLE,
-            budget=seconds,
-            before=before,
-            settle=threads > 1,
-            clock=time.process_time if threads == 1 else time.perf_counter,
-        )
-    finally:
-        restore()
-
-
 def check_all(kernels: Iterable[Kernel], case: Case, a: np.ndarray, b: np.ndarray) -> None:
     """Raise WrongResult if a kernel's product is not NumPy's within the error bound of the dtype."""
     reference = np.matmul(a, b)
@@ -85,12 +49,10 @@ def check_all(kernels: Iterable[Kernel], case: Case, a: np.ndarray, b: np.ndarra
         check(result, reference, a, b, f"{case.label} by {kernel.spec.name}")
 
 
-def ranked(samples: Mapping[str, Sequence[float]]) -> list[str]:
-    """Names from the fastest to the slowest: by the median, over the rounds, of the time relative to the mean of the
-    round. (Medians of seconds would rank what the machine did to some rounds.)"""
-    logs = {name: np.log(seconds) for name, seconds in samples.items()}
-    mean = np.mean(list(logs.values()), axis=0)
-    return sorted(samples, key=lambda name: float(np.median(logs[name] - mean)))
+def progress_line(text: str) -> None:
+    """Show ``text`` on stderr: on a terminal in place of the one before."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def rows(

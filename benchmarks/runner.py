@@ -13,16 +13,11 @@ import tvmgemm
 from tvmgemm import timing
 from tvmgemm.cli.info import plan_text
 from tvmgemm.timing import Ratio
+from tvmgemm.trial import ROUNDS, THREADED_SAMPLE
 
 from . import elements
 from .peers import Peer
 from .suite import Case, Conditions, Suite
-
-#: Rounds of a row at most; its seconds usually end it earlier.
-ROUNDS = 101
-
-#: With several threads a sample has to outweigh waking them up.
-THREADED_SAMPLE = 2e-3
 
 #: A peer that takes so many seconds per call, and so many times as long as we do, is sampled ``SLOW_ROUNDS`` times:
 #: nobody waits for the quartiles of a ratio of hundreds.
@@ -155,7 +150,7 @@ def measure(
         patch(False)
         for name in slow:
             samples[f"peer {name}"] = [timing.sample(others[name], 1) for _ in range(SLOW_ROUNDS)]
-        plan = plan_text(tvmgemm.explain(a, b))
+        plan = plan_text(tvmgemm.explain(a, b, **keywords))
     for entry in entries:
         ours = timing.median(samples[entry])
         for peer in peers:

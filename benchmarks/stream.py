@@ -13,9 +13,9 @@ import numpy as np
 
 import tvmgemm
 from tvmgemm import timing
+from tvmgemm.trial import restore
 
 from . import elements, runner
-from .kernels import restore
 from .runner import Row
 from .suite import Case, Conditions, Suite, product
 

@@ -15,16 +15,17 @@ import pytest
 
 import tvmgemm
 from benchmarks import __main__ as command
-from benchmarks import family, heatmap, kernels, ladder, members, report
-from benchmarks.members import NUMPY
+from benchmarks import family, heatmap, ladder, members, report
 from benchmarks.suite import Conditions, product
 from benchmarks.suites import SUITES
+from tvmgemm import trial
 from tvmgemm._native import lib
 from tvmgemm.family.members import member
 from tvmgemm.family.tiles import TILES
 from tvmgemm.family.validity import check
 from tvmgemm.family.variants import VARIANTS
 from tvmgemm.spec import STEPS, SWITCHES
+from tvmgemm.trial import NUMPY
 
 ROOT = Path(__file__).resolve().parent.parent
 FAMILY, LADDER = SUITES["family"], SUITES["ladder"]
@@ -34,7 +35,7 @@ FAMILY, LADDER = SUITES["family"], SUITES["ladder"]
 
 @pytest.fixture(scope="module")
 def isa():
-    return kernels.usable_isa()
+    return trial.usable_isa()
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def loaded(isa):
     """The six variants, all packed and as little as can be, and every rung of the ladder."""
     rungs = ladder.specs(isa, "float32").values()
     both = [member(v.name, "float32", isa, packing=p) for v in VARIANTS.values() for p in {v.packable, v.packings[-1]}]
-    return kernels.load([*rungs, *both])
+    return trial.load([*rungs, *both])
 
 
 @pytest.mark.parametrize("m, n, k", [(1, 1, 1), (19, 83, 37), (64, 64, 64), (50, 200, 600), (7, 5, 0)])
@@ -87,17 +88,17 @@ def test_kernels_are_built_in_one_process_with_progress(isa, tmp_path):
     specs = [member("B3A2C0", "float64", isa, packing=packing) for packing in ("ab", "none")]
     told = []
     with tvmgemm.options(cache_dir=tmp_path / "kernels"):
-        first = kernels.load([*specs, specs[0]], tasks=3, progress=told.append)
+        first = trial.load([*specs, specs[0]], tasks=3, progress=told.append)
         assert [text.split(":")[0] for text in told] == ["1 of 2 kernels", "2 of 2 kernels"]
-        again = kernels.load(specs, progress=told.append)
+        again = trial.load(specs, progress=told.append)
     assert list(first) == list(again) == specs and len(told) == 2
     assert {kernel.tasks for kernel in first.values()} == {1}, "without a parallel loop there is one task"
 
 
 def test_a_kernel_that_cannot_be_built_says_why(isa):
     impossible = replace(member("B3A2C0", "float32", isa), mr=100)
-    with pytest.raises(kernels.BuildFailed, match="vector registers"):
-        kernels.load([impossible])
+    with pytest.raises(trial.BuildFailed, match="vector registers"):
+        trial.load([impossible])
 
 
 # -- what is compared
@@ -153,9 +154,9 @@ def judged(chosen, case=product(10, 10, 10, "square"), last=LAST):
 
 
 def test_ranks_do_not_depend_on_what_the_machine_did_to_a_round():
-    assert members.ranked(FIRST) == [B, A, NUMPY, C]
+    assert trial.ranked(FIRST) == [B, A, NUMPY, C]
     unlucky = {A: [1.0, 1.0, 9.0, 9.0, 9.0], B: [1.1, 1.1, 1.1, 9.9, 9.9], NUMPY: [2.0, 2.0, 2.0, 18.0, 18.0]}
-    assert members.ranked(unlucky)[0] == A
+    assert trial.ranked(unlucky)[0] == A
 
 
 def test_finalists_are_the_fast_ones_and_the_planners_choice():

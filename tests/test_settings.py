@@ -38,8 +38,8 @@ def untouched(monkeypatch):
 
 
 def test_defaults():
-    assert current() == Options(variant="auto", jit="sync")
-    assert all(value is None for name, value in vars(current()).items() if name not in ("variant", "jit"))
+    assert current() == Options(variant="auto", jit="sync", tuned="on")
+    assert all(value is None for name, value in vars(current()).items() if name not in ("variant", "jit", "tuned"))
     assert [environment_name(name) for name in SETTINGS] == [
         "TVMGEMM_VARIANT",
         "TVMGEMM_MAX_ISA",
@@ -49,6 +49,7 @@ def test_defaults():
         "TVMGEMM_MICROKERNEL",
         "TVMGEMM_PACKING",
         "TVMGEMM_PARALLEL_LOOP",
+        "TVMGEMM_TUNED",
         "TVMGEMM_LOG",
     ]
 

@@ -76,6 +76,31 @@ def store():
     return _store(settings.current().cache_dir)
 
 
+@lru_cache(maxsize=None)
+def _tuned(cache_dir: str | None) -> tuple:
+    from .store import user_folder
+
+    try:  # most processes have no such file: they are spared the rest, and no folder is made for them
+        if not any(name.startswith("tuned-") for name in os.listdir(cache_dir or user_folder())):
+            return ()
+    except OSError:
+        return ()
+    from .tuned import load
+
+    return load(_store(cache_dir), host())
+
+
+def tuned(options: settings.Options) -> tuple:
+    """What was measured on this machine (``tuned.Tuned``), read once per process and folder; () if it is to be ignored."""
+    return _tuned(options.cache_dir) if options.tuned == "on" else ()
+
+
+def read_tuned_again() -> None:
+    """Have the next miss read the file again: this process has changed it."""
+    _tuned.cache_clear()
+    _on_change(settings.current())
+
+
 def on_miss(native_problem) -> bool:
     """Publish a plan for the problem of a native ``tg_problem``, on any thread; True: the loop is to look again."""
     with _lock:
@@ -88,7 +113,7 @@ def decide(problem: Problem) -> tuple[Plan, Kernel | None]:
     """Plan for ``problem``, get the kernel, publish both. A kernel that cannot be had leaves the problem to NumPy."""
     with _lock:
         options = settings.current()
-        wanted = plan(problem, host(), options)
+        wanted = plan(problem, host(), options, tuned(options))
         kernel, missing = (_kernel(wanted.spec, options) if wanted.served else (None, None))
         _publish(problem, wanted, kernel)
     if wanted.refused:

@@ -22,7 +22,8 @@ class Explanation:
     ``reason`` says why, in words. ``mc``, ``nc``, ``kc`` are block sizes in elements, before they are clipped to the
     problem. ``threads`` is the number of tasks that the parallel loop is shared out to. ``source``: ``"memory"`` if
     the kernel was loaded already, ``"disk"`` or ``"built"`` if it came from the store or a build for this call.
-    ``inner_calls``: how often NumPy calls the inner loop for the whole product (stacks may need several).
+    ``inner_calls``: how often NumPy calls the inner loop for the whole product (stacks may need several). ``tuned``: a
+    measurement of ``python -m tvmgemm tune`` decided.
     """
 
     served: bool
@@ -42,6 +43,7 @@ class Explanation:
     kernel: str | None = None
     source: str | None = None
     path: str | None = None
+    tuned: bool = False
 
     def __str__(self) -> str:
         lines = [("served by", f"tvmgemm, {self.variant}" if self.served else "NumPy's own loop"), ("because", self.reason)]
@@ -111,7 +113,7 @@ def _explanation(decided: Plan, kernel, problem: Problem, calls: int, loaded: se
     if kernel is None:
         missing = dispatch.why_missing(decided.spec) if decided.served else None
         reason = f"{decided.reason}; but {missing}" if missing else decided.reason
-        return Explanation(False, reason, problem.dtype, problem, calls)
+        return Explanation(False, reason, problem.dtype, problem, calls, tuned=decided.tuned)
     spec, blocks = decided.spec, decided.blocks
     return Explanation(
         True,
@@ -131,4 +133,5 @@ def _explanation(decided: Plan, kernel, problem: Problem, calls: int, loaded: se
         kernel=spec.name,
         source="memory" if spec in loaded else kernel.origin,
         path=kernel.path,
+        tuned=decided.tuned,
     )

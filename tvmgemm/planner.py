@@ -9,8 +9,9 @@ and not once per shape.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from .blocking import BlockSizes, block_sizes, kc_of
 from .family.isa import Isa
@@ -22,6 +23,9 @@ from .host import Host
 from .problem import DTYPES, Problem
 from .settings import Options
 from .spec import KernelSpec
+
+if TYPE_CHECKING:
+    from .tuned import Tuned
 
 #: m.n.k from which a product is worth sharing out: below, waking the workers costs more than they save.
 PARALLEL_WORK = 1 << 20
@@ -73,6 +77,23 @@ class Box:
         now_low, now_high = getattr(self, side)
         return replace(self, **{side: (max(low, now_low), min(high, now_high))})
 
+    def beside(self, others: Iterable[Box], problem: Problem) -> Box:
+        """A part of this box, with the problem in it, that meets none of ``others``, none of which holds the problem."""
+        box = Box()  # whose bounds are whole numbers
+        for side in self.SIDES:
+            box = box.clipped(side, *getattr(self, side))
+        for other in others:
+            if box.meets(other):
+                box = box.without(other, problem)
+        return box
+
+    def meets(self, other: Box) -> bool:
+        """Whether the bounds of both can be kept at once."""
+        return all(
+            max(ours[0], theirs[0]) <= min(ours[1], theirs[1])
+            for ours, theirs in ((getattr(self, side), getattr(other, side)) for side in self.SIDES)
+        )
+
     def without(self, other: Box, problem: Problem) -> Box:
         """The part of this box on the problem's side of a bound of ``other`` that the problem breaks."""
         for side in self.SIDES:
@@ -89,7 +110,8 @@ class Box:
 class Plan:
     """A decision: ``spec`` with run-time numbers, or ``spec`` None where NumPy's own loop serves; ``reason`` in words.
 
-    ``refused``: the options force a choice that cannot be honoured, and ``reason`` says why.
+    ``refused``: the options force a choice that cannot be honoured, and ``reason`` says why. ``tuned``: a measurement on
+    this machine decided, and not the rules.
     """
 
     spec: KernelSpec | None
@@ -98,6 +120,7 @@ class Plan:
     box: Box
     reason: str
     refused: bool = False
+    tuned: bool = False
 
     @property
     def served(self) -> bool:
@@ -118,8 +141,11 @@ class _Rule:
     parallel: str = ""
 
 
-def plan(problem: Problem, host: Host, options: Options) -> Plan:
-    """The Plan for ``problem`` on ``host`` under ``options``."""
+def plan(problem: Problem, host: Host, options: Options, tuned: Sequence[Tuned] = ()) -> Plan:
+    """The Plan for ``problem`` on ``host`` under ``options``.
+
+    ``tuned``: what was measured on this host. Where an entry holds it decides, unless the options force a choice.
+    """
     isa = host.isa(options.max_isa)
     if options.variant == "numpy":
         return Plan(None, None, 1, Box(), "TVMGEMM_VARIANT=numpy leaves every product to NumPy")
@@ -128,14 +154,28 @@ def plan(problem: Problem, host: Host, options: Options) -> Plan:
     if (isa.name, problem.dtype) not in TILES:
         return Plan(None, None, 1, Box(), f"no kernels for {problem.dtype} on {isa.name}")
     options = replace(options, num_threads=options.num_threads or host.cores)
-    box = Box()
+    passed: list[Box] = []
+    for box, entry in [] if forced(options) else _measured(tuned, problem, isa, options):
+        if box.holds(problem):
+            tasks = options.num_threads if entry.spec and entry.spec.parallel else 1
+            return Plan(entry.spec, entry.blocks(host), tasks, box.beside(passed, problem), entry.reason, tuned=True)
+        passed.append(box)
     for rule in _rules(problem, isa, host, options):
         if rule.box.holds(problem):
-            for side in Box.SIDES:
-                box = box.clipped(side, *getattr(rule.box, side))
-            return _decision(rule, box, problem, isa, host, options)
-        box = box.without(rule.box, problem)
+            return _decision(rule, rule.box.beside(passed, problem), problem, isa, host, options)
+        passed.append(rule.box)
     raise AssertionError("the last rule holds every problem")
+
+
+def _measured(tuned: Sequence[Tuned], problem: Problem, isa: Isa, options: Options) -> list[tuple[Box, Tuned]]:
+    """The boxes that measurements decide, first match first: what was measured itself, then what is near it."""
+    fitting = [entry for entry in tuned if entry.applies(problem, isa.name, options.num_threads)]
+    return [*((entry.point, entry) for entry in fitting), *((entry.box, entry) for entry in fitting)]
+
+
+def forced(options: Options) -> bool:
+    """Whether the options name something that the planner would choose otherwise."""
+    return options.variant != "auto" or bool(options.microkernel or options.packing or options.parallel_loop)
 
 
 def _decision(rule: _Rule, box: Box, problem: Problem, isa: Isa, host: Host, options: Options) -> Plan:
@@ -176,9 +216,8 @@ def blocks_of(spec: KernelSpec, host: Host) -> BlockSizes:
 
 def _rules(problem: Problem, isa: Isa, host: Host, options: Options) -> list[_Rule]:
     """The rules for problems of these layouts, first match first; the last one holds everything."""
-    forced = options.variant != "auto" or options.microkernel or options.packing or options.parallel_loop
     rules: list[_Rule] = []
-    if not forced and problem.op == "matmul":
+    if not forced(options) and problem.op == "matmul":
         if problem.symmetric:
             why = "A and B are one buffer, B = A^T: NumPy's syrk does half the work"
             rules.append(_Rule(Box(work=(SYMMETRIC_WORK + 1, math.inf)), None, "", 0, why))

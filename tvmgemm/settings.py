@@ -146,6 +146,11 @@ class Options:
         one_of(lambda: ("ic", "jc", "pc", "none")),
         "the loop that threads share out, or 'none' for one thread; None: the planner's choice",
     )
+    tuned: str = _setting(
+        "on",
+        one_of(lambda: ("on", "off")),
+        "whether the planner uses what python -m tvmgemm tune has measured on this machine",
+    )
     log: str | None = _setting(
         None, one_of(lambda: log.LEVELS), "print log records from this level on to stderr; None: print none"
     )

@@ -1,4 +1,4 @@
-"""The command line: ``python -m tvmgemm run | info | demo | emit``.
+"""The command line: ``python -m tvmgemm run | info | demo | emit | tune``.
 
 Each command is a module of this package with ``main(argv) -> exit status``; only that one is imported.
 """
@@ -14,9 +14,10 @@ COMMANDS = {
     "info": "versions, this machine, the kernel cache and the settings in force",
     "demo": "build kernels, check them against NumPy and compare the speed, in under a minute",
     "emit": "a kernel's loops, code and instruction counts, for this machine or another",
+    "tune": "measure which kernels serve products of given shapes best, and keep the answers",
 }
 
-_USAGE = "usage: python -m tvmgemm {run,info,demo,emit} ..."
+_USAGE = "usage: python -m tvmgemm {run,info,demo,emit,tune} ..."
 
 
 def main(argv: list[str] | None = None) -> int:

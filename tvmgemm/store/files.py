@@ -106,13 +106,15 @@ class Store:
         if not self._has(path):
             return False
         try:
-            problem = _problem(path)
+            if digest(sound_content(path)) == _ENTRY.fullmatch(os.path.basename(path))["content"]:
+                return True
+            problem = "its content is not what its name says"
+        except Unsound as error:
+            problem = str(error)
         except OSError as error:
             if error.errno in _VANISHED + _PASSING:
                 return False
             problem = f"it cannot be read ({error.strerror})"
-        if problem is None:
-            return True
         self.set_aside(path, problem)
         return False
 
@@ -125,11 +127,7 @@ class Store:
         if not self._has(path):
             return
         log.warn_once(path, f"the kernel {path} is set aside: {problem}; it will be built again")
-        folder, name = os.path.split(path)
-        try:
-            os.replace(path, os.path.join(folder, _BAD + name))
-        except OSError as error:
-            log.debug("cannot set %s aside: %s", path, error)
+        rename_as_bad(path)
 
     def put(self, spec: KernelSpec, key: KernelKey, temporary: str) -> str:
         """Publish the file at ``temporary`` (see ``temporary_path``) in its folder; returns the entry's path.
@@ -259,32 +257,61 @@ class KernelLock:
         self.release()
 
 
+def rename_as_bad(path: str) -> None:
+    """Leave the file for somebody to look at, under a name that nobody uses, for a week. Never raises."""
+    folder, name = os.path.split(path)
+    try:
+        os.replace(path, os.path.join(folder, _BAD + name))
+    except OSError as error:
+        log.debug("cannot set %s aside: %s", path, error)
+
+
+def write_whole(path: str, content: bytes) -> None:
+    """Put ``content`` at ``path`` (mode 600): readers see the old file or the new one, never a part. OSError."""
+    temporary = temporary_path(os.path.dirname(path))
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        _removed(temporary)
+        raise
+
+
 def temporary_path(folder: str) -> str:
     """A new path in ``folder`` to write an entry to before ``Store.put``. Nothing is created."""
     return os.path.join(folder, f"{_TEMPORARY}{os.getpid()}-{os.urandom(8).hex()}")
 
 
-def _problem(path: str) -> str | None:
-    """Why the entry at ``path`` must not be loaded, or None. OSError when it cannot be read."""
-    promised = _ENTRY.fullmatch(os.path.basename(path))["content"]
+class Unsound(Exception):
+    """A file that this store must not use; the text says why."""
+
+
+def sound_content(path: str, limit: int = MAX_ENTRY_BYTES) -> bytes:
+    """The content of the regular file at ``path`` that only we (or root) can write, and mark it as used.
+
+    Raises Unsound, or OSError when it cannot be read.
+    """
     try:  # without O_NONBLOCK, opening a pipe that somebody put there would wait for ever
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            return "it is a symbolic link"
+            raise Unsound("it is a symbolic link") from None
         raise
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            return "it is not a regular file"
+            raise Unsound("it is not a regular file")
         if status.st_uid not in (os.geteuid(), 0):
-            return f"it belongs to user {status.st_uid}"
+            raise Unsound(f"it belongs to user {status.st_uid}")
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return f"others may write it (mode {stat.S_IMODE(status.st_mode):o})"
-        if not 0 < status.st_size <= MAX_ENTRY_BYTES:
-            return f"it has {status.st_size} bytes"
-        if digest(_read(descriptor)) != promised:
-            return "its content is not what its name says"
+            raise Unsound(f"others may write it (mode {stat.S_IMODE(status.st_mode):o})")
+        if not 0 < status.st_size <= limit:
+            raise Unsound(f"it has {status.st_size} bytes")
+        content = _read(descriptor)
         if time.time() - status.st_mtime > _TOUCH_AFTER:
             try:
                 os.utime(descriptor)
@@ -292,7 +319,7 @@ def _problem(path: str) -> str | None:
                 pass  # a read-only folder: nothing is removed there either
     finally:
         os.close(descriptor)
-    return None
+    return content
 
 
 def _read(descriptor: int) -> bytes:

@@ -1,28 +1,38 @@
-"""Kernels by their spec: built where the store has none, loaded, and put in charge of every product.
+"""Kernels on trial: built where the store has none, loaded, put in charge of every product, and timed in turn.
 
 ``Kernel.serve`` publishes a plan that holds every problem, so what is timed is ``tvmgemm.matmul`` as programs
 call it: NumPy's machinery, the native inner loop, its scratch memory and its threads. Only the planner is
 left out. That reaches kernels that no option can ask for too: the generator's earlier steps, and what is left
-of a kernel without one of its fine-grain optimisations.
+of a kernel without one of its fine-grain optimisations. The tuner and the benchmarks of the family use this.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-import tvmgemm
-from tvmgemm import dispatch, settings
-from tvmgemm._native import ffi, lib
-from tvmgemm.blocking import BlockSizes
-from tvmgemm.host import host
-from tvmgemm.planner import blocks_of
-from tvmgemm.problem import DTYPES, OPS
-from tvmgemm.spec import KernelSpec
+from . import dispatch, settings, timing
+from ._native import ffi, lib
+from .blocking import BlockSizes
+from .frontend import matmul, numpys_matmul
+from .host import host
+from .planner import blocks_of
+from .problem import DTYPES, OPS
+from .spec import KernelSpec
+
+#: The competitor that is no kernel of ours.
+NUMPY = "NumPy"
+
+#: Rounds of a comparison at most; its seconds usually end it earlier.
+ROUNDS = 101
+
+#: With several threads a sample has to outweigh waking them up (seconds).
+THREADED_SAMPLE = 2e-3
 
 #: Seconds that one build process may take for all that is asked of it: a kernel takes 0.1 to 1 s.
 BUILD_TIMEOUT = 900.0
@@ -32,7 +42,7 @@ _ALL_SIZES = (0, 2**62)
 
 
 class BuildFailed(RuntimeError):
-    """A kernel that the benchmark is about cannot be had."""
+    """A kernel that is to be tried cannot be had."""
 
 
 def usable_isa() -> str:
@@ -71,7 +81,7 @@ class Kernel:
         """a @ b by this kernel; plans are as before afterwards."""
         self.serve()
         try:
-            return tvmgemm.matmul(a, b, out)
+            return matmul(a, b, out)
         finally:
             restore()
 
@@ -89,8 +99,8 @@ def load(
     Those that the store lacks are built first, all in one process; ``progress`` is told how far that is.
     BuildFailed, with the reason, if one cannot be had.
     """
-    from tvmgemm.build.parent import build
-    from tvmgemm.store.key import kernel_key
+    from .build.parent import build
+    from .store.key import kernel_key
 
     store = dispatch.store()
     paths = {spec: store.find(spec, kernel_key(spec)) for spec in dict.fromkeys(specs)}
@@ -118,7 +128,40 @@ def _handle(spec: KernelSpec, path: str):
     return handle
 
 
-def progress_line(text: str) -> None:
-    """Show ``text`` on stderr: on a terminal in place of the one before."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+def interleaved(
+    kernels: Mapping[str, Kernel], a: np.ndarray, b: np.ndarray, seconds: float, threads: int
+) -> dict[str, list[float]]:
+    """Seconds per call of every kernel and of NumPy, by name, one sample of each per round.
+
+    A kernel is put in charge of ``tvmgemm.matmul`` before its sample and outside of its time. Results go into
+    an array that exists. With one thread the seconds are those that this process had a core: in a round of sixty
+    members others take it away from some, and a wall clock would count that against them.
+    """
+    out = np.empty((a.shape[0], b.shape[1]), a.dtype)
+    functions: dict[str, Callable[[], object]] = dict.fromkeys(kernels, partial(matmul, a, b, out))
+    functions[NUMPY] = partial(numpys_matmul, a, b, out)
+
+    def before(name: str) -> None:
+        if name in kernels:
+            kernels[name].serve()
+
+    try:
+        return timing.paired(
+            functions,
+            rounds=ROUNDS,
+            min_seconds=timing.MIN_SECONDS if threads == 1 else THREADED_SAMPLE,
+            budget=seconds,
+            before=before,
+            settle=threads > 1,
+            clock=time.process_time if threads == 1 else time.perf_counter,
+        )
+    finally:
+        restore()
+
+
+def ranked(samples: Mapping[str, Sequence[float]]) -> list[str]:
+    """Names from the fastest to the slowest: by the median, over the rounds, of the time relative to the mean of the
+    round. (Medians of seconds would rank what the machine did to some rounds.)"""
+    logs = {name: np.log(seconds) for name, seconds in samples.items()}
+    mean = np.mean(list(logs.values()), axis=0)
+    return sorted(samples, key=lambda name: float(np.median(logs[name] - mean)))

@@ -161,6 +161,7 @@ static void put_bfloat16(bfloat16 *c, float x)        /* to nearest even; no NaN
 int32_t plain_##S(const void *a, const void *b, void *c, void *work, const void *scale, const int64_t *g) \
 { \
     const bfloat16 *A = a, *B = b; TC *C = c; \
+    for (int64_t q = 0; q < g[13]; q++, A += g[14], B += g[15], C += g[16]) \
     for (int64_t i = 0; i < g[0]; i++) for (int64_t j = 0; j < g[1]; j++) { \
         float sum = 0; \
         for (int64_t p = 0; p < g[2]; p++) sum += wide(A[i*g[3] + p*g[4]]) * wide(B[p*g[5] + j*g[6]]); \

@@ -499,14 +499,15 @@ def test_a_times_its_transpose_is_symmetric(dtype, isa, threads, m, k):
 
 
 @every_dtype
-@one_and_two_threads
-def test_a_stack_is_its_matrices(dtype, threads):
+@pytest.mark.parametrize("threads, loop", [(1, None), (2, None), (2, "stack"), (3, "stack")])
+def test_a_stack_is_its_matrices(dtype, threads, loop):
     """Broadcasting, zero outer strides and reversed stacks give what each product gives alone, to the bit."""
     rng = np.random.default_rng(5)
     a, b = rng.standard_normal((4, 1, 50, 60)).astype(dtype), rng.standard_normal((3, 60, 70)).astype(dtype)
-    with planned(None, 1, variant=FORCED, num_threads=threads), served_by_us(dtype):
+    with planned(None, 1, variant=FORCED, num_threads=threads, parallel_loop=loop), served_by_us(dtype):
         for x, y in [
             (a, b),
+            (a[:, 0], b[0]),
             (a[::-1], b[::2]),
             (np.broadcast_to(a, (4, 3, 50, 60)), b),
             (a.transpose(1, 0, 2, 3), b[:, None]),

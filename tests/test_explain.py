@@ -128,7 +128,17 @@ def test_layouts_and_transposition():
         told = tvmgemm.explain(np.asfortranarray(a), b)
         assert (told.problem.a_layout, told.problem.b_layout) == ("col", "row")
         assert tvmgemm.explain(a[:, ::2], b[::2]).problem.a_layout == "strided"
-        assert tvmgemm.explain(np.ones((3, 30, 40), "f"), b).problem.batch == 3
+        stack = tvmgemm.explain(ones(3, 30, 40), ones(3, 40, 50)).problem
+        joined = tvmgemm.explain(ones(3, 30, 40), b).problem
+        assert (stack.batch, stack.m, joined.batch, joined.m) == (3, 30, 1, 90)
+
+
+def test_threads_share_out_a_stack():
+    a = ones(5000, 3, 4)
+    with planned(num_threads=2):
+        told = tvmgemm.explain(a, ones(5000, 4, 2))
+        assert (told.parallel_loop, told.threads) == ("stack", 2) and "stack, 2 tasks" in str(told)
+        assert tvmgemm.explain(a[:99], ones(99, 4, 2)).parallel_loop is None
 
 
 def test_stacks_of_several_inner_loops():

@@ -234,6 +234,37 @@ def test_symmetric(native, order):
             assert bool(p.symmetric) == expected, (x.shape, x.strides, y.strides)
 
 
+def test_a_stack_that_meets_one_matrix_is_one_product(native):
+    def seen(a, b, **keywords):
+        count, p = native.probe(lambda: matmul(a, b, **keywords))
+        return count, p.batch, p.m, p.n, p.k, layouts(p)
+
+    a, b = np.ones((4, 5, 7), "f"), np.ones((4, 7, 6), "f")
+    assert seen(a, b[0]) == (1, 1, 20, 6, 7, (ROW, ROW, ROW))
+    assert seen(a[:, :, ::2], b[0, ::2]) == (1, 1, 20, 6, 4, (STRIDED, ROW, ROW))
+    assert seen(a[:, :1], b[0]) == (1, 1, 4, 6, 7, (ROW, ROW, ROW))  # rows far apart, but evenly
+    assert seen(a[::2, ::5], b[0]) == (1, 1, 2, 6, 7, (ROW, ROW, ROW))
+    assert seen(a[0], np.ones((4, 7, 1), "f")) == (1, 1, 4, 5, 7, (ROW, COL, ROW))  # columns, of C^T = B^T.A^T
+    # Uneven steps from the last row of a matrix to the first of the next:
+    assert seen(a[:, :4], b[0]) == seen(a[::-1], b[0])[:1] + (4, 4, 6, 7, (ROW, ROW, ROW))
+    assert seen(a, b[0], out=np.ones((4, 8, 6), "f")[:, :5])[1] == 4
+    assert seen(a, b)[1] == seen(a[0], b)[1] == 4
+
+
+@pytest.mark.parametrize("step_a, step_b", [(5, 5), (-1, 2), (0, 1), (1, 0), (0, 0)])
+@pytest.mark.parametrize("m, n", [(5, 6), (1, 6), (5, 1), (1, 1)])
+@pytest.mark.parametrize("a_layout, b_layout", [("row", "row"), ("col", "padded"), ("strided", "col"), ("negative", "row")])
+def test_steps_of_a_stack(served, step_a, step_b, m, n, a_layout, b_layout):
+    def stepped(x, step):
+        return np.broadcast_to(x[:1], (3, *x.shape[1:])) if step == 0 else x[::step][:3]
+
+    a = stepped(arranged(whole_numbers((15, m, 7), served.name, 1), a_layout), step_a)
+    b = stepped(arranged(whole_numbers((15, 7, n), served.name, 2), b_layout), step_b)
+    assert_served(served, 1, a, b)
+    for order in ("row", "col", "strided"):
+        assert_served(served, 1, a, b, out=arranged(np.zeros((3, m, n), served.name), order))
+
+
 def test_kernel_sees_the_canonical_problem(native):
     seen = []
     frontend.on_miss = lambda p: seen.append((p.m, p.n, p.k, p.batch, layouts(p), p.transposed)) or 0

@@ -94,6 +94,19 @@ DECISIONS = [
     ("desktop",   {"num_threads": 1},   10000, 8,    500,  {},                     (V4, GOTO, "none", "", 1)),
     ("desktop",   {"num_threads": 1},   200,   2000, 2000, {},                     (V4, "A3B2C0", "b", "", 1)),
     ("desktop",   {"num_threads": 4},   200,   2000, 2000, {},                     (V4, GOTO, "b", "ic", 4)),
+    # Stacks: each task has enough products, or the stack stays whole.
+    ("desktop",   {},                   8,     8,    8,    {"batch": 2047},        (V4, GOTO, "none", "", 1)),
+    ("desktop",   {},                   8,     8,    8,    {"batch": 2048},        (V4, GOTO, "none", "stack", 8)),
+    ("desktop",   {},                   32,    32,   32,   {"batch": 63},          (V4, GOTO, "none", "", 1)),
+    ("desktop",   {},                   32,    32,   32,   {"batch": 64},          (V4, GOTO, "none", "stack", 8)),
+    ("desktop",   {"num_threads": 2},   500,   500,  500,  {"batch": 7},           (V4, GOTO, "b", "ic", 2)),
+    ("desktop",   {"num_threads": 2},   500,   500,  500,  {"batch": 8},           (V4, GOTO, "b", "stack", 2)),
+    ("desktop",   {},                   500,   500,  500,  {"batch": 31},          (V4, GOTO, "b", "ic", 8)),
+    ("desktop",   {"num_threads": 1},   32,    32,   32,   {"batch": 9000},        (V4, GOTO, "none", "", 1)),
+    ("desktop",   {"parallel_loop": "stack"},
+                                        32,    32,   32,   {"batch": 2},           (V4, GOTO, "none", "stack", 8)),
+    ("desktop",   {"parallel_loop": "none"},
+                                        32,    32,   32,   {"batch": 9000},        (V4, GOTO, "none", "", 1)),
     ("too old",   {},                   64,    64,   64,   {},                     NUMPY),
     ("unknown",   {},                   64,    64,   64,   {},                     NUMPY),
     ("unknown",   {"variant": FORCED},  64,    64,   64,   {},                     NUMPY),
@@ -114,7 +127,8 @@ def test_decisions(host, options, m, n, k, more, expected):
         assert not planned.served and planned.spec is planned.blocks is None and planned.tasks == 1
         return
     spec = planned.spec
-    assert (spec.isa, spec.variant, spec.packing, spec.parallel, planned.tasks) == expected
+    assert (spec.isa, spec.variant, spec.packing, planned.parallel_loop or "", planned.tasks) == expected
+    assert spec.parallel == ("" if planned.shares_stack else expected[3])
     assert (spec.dtype, spec.op) == (problem.dtype, problem.op)
     tiles = TILES[spec.isa, spec.dtype][VARIANTS[spec.variant].resident]
     assert spec.tile_sizes in (tiles if spec.blocked else [UNBLOCKED_TILES[spec.isa, spec.dtype]])
@@ -209,7 +223,7 @@ def test_plan_is_a_function_of_its_arguments(problem, host, options):
             first.blocks.mc % (spec.mr or 1) == first.blocks.nc % (spec.nr or 1) == 0
             and min(first.blocks.mc, first.blocks.nc, first.blocks.kc) > 0
         )
-        assert first.tasks == (options.num_threads if first.spec.parallel else 1)
+        assert first.tasks == (options.num_threads if first.parallel_loop else 1)
         assert not first.spec.parallel or first.spec.parallel in VARIANTS[first.spec.variant].parallel_loops(first.spec.packing)
         assert unsuitable(spec, problem) is None
         check(spec)

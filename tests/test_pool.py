@@ -54,6 +54,40 @@ def test_tasks_run_at_the_same_time(native, threads):
     assert native.counters.late.value == 0
 
 
+@pytest.mark.parametrize("threads, tasks", [(1, 3), (2, 2), (4, 3)])
+@pytest.mark.parametrize("dtype", ("float32", "float64"))
+def test_tasks_share_a_stack(native, threads, tasks, dtype):
+    """Every product once, whatever the length of the stack, with scratch memory for each task."""
+    native.publish(native.kernel(f"packing_{dtype}"), dtype=int(dtype == "float64"), stack_tasks=tasks)
+    native.lib.tg_pool_set_threads(threads)
+    native.lib.tg_reset_counters()
+    rng = np.random.default_rng(3)
+    for length in (1, 2, 3, 4, 100):
+        a, b = rng.integers(-4, 5, (length, 9, 7)).astype(dtype), rng.integers(-4, 5, (length, 7, 5)).astype(dtype)
+        np.testing.assert_array_equal(matmul(a[::-1], b), np.matmul(a[::-1], b))
+    assert native.lib.tg_served(dtype == "float64") == 5
+
+
+def test_tasks_of_a_stack_run_at_the_same_time(native):
+    native.publish(native.kernel("meeting_float32"), stack_tasks=2)
+    native.lib.tg_pool_set_threads(2)
+    native.counters.threads_wanted.value = 2
+    a = np.ones((5, 3, 3), "f")
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(matmul(a, a), 3 * a)
+    assert (native.counters.entered.value, native.counters.late.value) == (2, 0)
+    assert native.counters.tasks_seen.value == 1  # a kernel's own parallel loop runs alone inside a task
+
+
+def test_a_task_of_a_stack_that_fails_is_a_failing_kernel(native):
+    native.publish(native.kernel("failing_float32"), stack_tasks=2)
+    native.lib.tg_pool_set_threads(2)
+    native.lib.tg_reset_counters()
+    a = np.ones((5, 3, 3), "f")
+    np.testing.assert_array_equal(matmul(a, a), 3 * a)
+    assert native.lib.tg_declined(0) == 1
+
+
 def test_sleeping_workers_wake_up(native):
     native.publish(native.kernel("meeting_float32"), tasks=2)
     native.lib.tg_pool_set_threads(2)

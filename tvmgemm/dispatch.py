@@ -267,7 +267,8 @@ def _publish(problem: Problem, decided: Plan, kernel: Kernel | None) -> None:
     }
     native = {
         "dtype": DTYPES[problem.dtype].native_id, "op": OPS.index(problem.op), "symmetric": problem.symmetric,
-        "kernel": kernel.handle if kernel else ffi.NULL, "tasks": decided.tasks, "id": id,
+        "kernel": kernel.handle if kernel else ffi.NULL, "id": id,
+        "tasks": 1 if decided.shares_stack else decided.tasks, "stack_tasks": decided.tasks if decided.shares_stack else 1,
         "mc": blocks.mc if blocks else 0, "nc": blocks.nc if blocks else 0, "kc": blocks.kc if blocks else 0,
     }  # fmt: skip
     if lib.tg_publish(ffi.new("tg_plan *", {**layouts, **bounds, **native})) != 0:

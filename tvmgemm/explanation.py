@@ -125,7 +125,7 @@ def _explanation(decided: Plan, kernel, problem: Problem, calls: int, loaded: se
         micro_kernel=spec.tile,
         isa=spec.isa,
         packing=spec.packing,
-        parallel_loop=spec.parallel or None,
+        parallel_loop=decided.parallel_loop,
         threads=decided.tasks,
         mc=blocks.mc,
         nc=blocks.nc,

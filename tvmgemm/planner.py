@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 #: m.n.k from which a product is worth sharing out: below, waking the workers costs more than they save.
 PARALLEL_WORK = 1 << 20
 
+#: The loop over a stack, as one that tasks share.
+STACK = "stack"
+
+#: m.n.k of one product -> length of the stack from which sharing it out pays. A product of less than the first bound takes
+#: as long as one of the bound; from the last on, what matters is that the shares come out even.
+STACK_LENGTHS = ((0.0, 2048), (16.0**3, 256), (4 * 16.0**3, 64), (16 * 16.0**3, 16), (64 * 16.0**3, 8))
+
 #: m.n.k up to which A.A^T is computed like any other product; above, NumPy's syrk does half the work.
 SYMMETRIC_WORK = 32**3
 
@@ -110,6 +117,7 @@ class Box:
 class Plan:
     """A decision: ``spec`` with run-time numbers, or ``spec`` None where NumPy's own loop serves; ``reason`` in words.
 
+    ``shares_stack``: the tasks share out the products of a stack, each by the kernel of ``spec`` on its own thread.
     ``refused``: the options force a choice that cannot be honoured, and ``reason`` says why. ``tuned``: a measurement on
     this machine decided, and not the rules.
     """
@@ -121,6 +129,12 @@ class Plan:
     reason: str
     refused: bool = False
     tuned: bool = False
+    shares_stack: bool = False
+
+    @property
+    def parallel_loop(self) -> str | None:
+        """The loop whose iterations are shared out to tasks: ``"stack"``, an outer loop of the kernel, or None."""
+        return STACK if self.shares_stack else self.spec and self.spec.parallel or None
 
     @property
     def served(self) -> bool:
@@ -131,7 +145,8 @@ class Plan:
 @dataclass(frozen=True)
 class _Rule:
     """What serves the problems of a box. ``variant`` None: NumPy. ``tile`` is an index into ``TILES``, or None for a kernel
-    without loops over cache blocks, which chooses its tiles itself."""
+    without loops over cache blocks, which chooses its tiles itself. ``parallel``: the loop that tasks share, ``"stack"``
+    among them."""
 
     box: Box
     variant: str | None
@@ -190,19 +205,21 @@ def _decision(rule: _Rule, box: Box, problem: Problem, isa: Isa, host: Host, opt
         objection = str(error)
     if objection:
         return Plan(None, None, 1, box, f"refused, NumPy serves: {objection}", refused=True)
-    tasks = options.num_threads if spec.parallel else 1
-    return Plan(spec, blocks_of(spec, host), tasks, box, rule.reason)
+    shares_stack = rule.parallel == STACK
+    tasks = options.num_threads if spec.parallel or shares_stack else 1
+    return Plan(spec, blocks_of(spec, host), tasks, box, rule.reason, shares_stack=shares_stack)
 
 
 def _spec(rule: _Rule, problem: Problem, isa: Isa, options: Options) -> KernelSpec:
     variant = VARIANTS[rule.variant]
+    parallel = "" if rule.parallel == STACK else rule.parallel  # the loop over a stack is not the kernel's to share
     if rule.tile is None:
-        return unblocked_member(problem.dtype, isa.name, op=problem.op, parallel=rule.parallel)
+        return unblocked_member(problem.dtype, isa.name, op=problem.op, parallel=parallel)
     tile = TILES[isa.name, problem.dtype][variant.resident][rule.tile]
     if options.microkernel is not None:
         tile = tuple(map(int, options.microkernel.split("x")))
     packing = rule.packing if options.packing is None else options.packing
-    return member(variant.name, problem.dtype, isa.name, tile, packing, op=problem.op, parallel=rule.parallel)
+    return member(variant.name, problem.dtype, isa.name, tile, packing, op=problem.op, parallel=parallel)
 
 
 def blocks_of(spec: KernelSpec, host: Host) -> BlockSizes:
@@ -305,8 +322,8 @@ def _shared_out(rule: _Rule, isa: Isa, problem: Problem, options: Options) -> li
         return [replace(rule, parallel=parallel, reason=f"{rule.reason}; parallel loop {options.parallel_loop} is forced")]
     if options.num_threads == 1:
         return [rule]
+    found = _stack_shared_out(rule, options)
     mr, nr = TILES[isa.name, problem.dtype]["C"][0]
-    found = []
     for side, tile, loop, what in (("m", mr, "ic", "rows"), ("n", nr, "jc", "columns")):
         low, high = getattr(rule.box, side)
         low = max(low, tile * options.num_threads)  # a tile for everybody
@@ -314,6 +331,17 @@ def _shared_out(rule: _Rule, isa: Isa, problem: Problem, options: Options) -> li
             box = rule.box.clipped("work", PARALLEL_WORK, math.inf).clipped(side, low, high)
             found.append(replace(rule, box=box, parallel=loop, reason=f"{rule.reason}; {what} shared out"))
     return [*found, rule]
+
+
+def _stack_shared_out(rule: _Rule, options: Options) -> list[_Rule]:
+    """The rule for stacks of which each task has enough products."""
+    found = []
+    for (low, length), (above, _) in zip(STACK_LENGTHS, (*STACK_LENGTHS[1:], (math.inf, 0))):
+        length = max(length, 4 * options.num_threads)
+        box = rule.box.clipped("work", low, math.nextafter(above, 0.0)).clipped("batch", length, math.inf)
+        why = f"{rule.reason}; a stack of at least {length} shared out"
+        found.append(replace(rule, box=box, parallel=STACK, reason=why))
+    return found
 
 
 def companions(spec: KernelSpec, host: Host, options: Options) -> list[KernelSpec]:

@@ -143,8 +143,8 @@ class Options:
     )
     parallel_loop: str | None = _setting(
         None,
-        one_of(lambda: ("ic", "jc", "pc", "none")),
-        "the loop that threads share out, or 'none' for one thread; None: the planner's choice",
+        one_of(lambda: ("ic", "jc", "pc", "stack", "none")),
+        "the loop that threads share out, 'stack' among them, or 'none' for one thread; None: the planner's choice",
     )
     tuned: str = _setting(
         "on",

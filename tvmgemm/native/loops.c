@@ -4,6 +4,7 @@
  * asks Python once (tg_miss). Whatever can't be served goes to NumPy's own loop with the same arguments. */
 #include <fenv.h>
 #include <stdatomic.h>
+#include <string.h>
 #include "native.h"
 
 _Thread_local tg_thread tg_self TG_TLS;
@@ -14,6 +15,27 @@ typedef struct {
     const char *base;
     int64_t step, rs, cs;             /* to the next of the batch, row and column stride: in elements */
 } operand;
+
+/* A stack of which each matrix of A meets the same B is one product of more rows, if the rows of A and C go on from
+ * matrix to matrix in even steps; likewise one A and a B and C whose columns go on. */
+ALWAYS_INLINE void join_stack(tg_problem *p, operand *a, operand *b, operand *c)
+{
+    if (p->m == 1) {                  /* the next row is the next matrix's */
+        a->rs = a->step;
+        c->rs = c->step;
+    }
+    if (p->n == 1) {
+        b->cs = b->step;
+        c->cs = c->step;
+    }
+    if (b->step == 0 && a->step == p->m * a->rs && c->step == p->m * c->rs) {
+        p->m *= p->batch;
+        p->batch = 1;
+    } else if (a->step == 0 && b->step == p->n * b->cs && c->step == p->n * c->cs) {
+        p->n *= p->batch;
+        p->batch = 1;
+    }
+}
 
 /* The stride along a dimension of size 1 or 0 is never used, and NumPy gives anything for it: choose the one
  * that makes the operand contiguous. */
@@ -59,6 +81,8 @@ ALWAYS_INLINE bool canonicalise(char **args, const intptr_t *dims, const intptr_
     *a = (operand){ args[0], steps[TG_STEP_A] >> e.a_shift, steps[TG_STEP_RSA] >> e.a_shift, steps[TG_STEP_CSA] >> e.a_shift };
     *b = (operand){ args[1], steps[TG_STEP_B] >> e.b_shift, steps[TG_STEP_RSB] >> e.b_shift, steps[TG_STEP_CSB] >> e.b_shift };
     *c = (operand){ args[2], steps[TG_STEP_C] >> e.c_shift, steps[TG_STEP_RSC] >> e.c_shift, steps[TG_STEP_CSC] >> e.c_shift };
+    if (p->batch > 1)
+        join_stack(p, a, b, c);
     p->symmetric = e.same_inputs && a->base == b->base && p->m == p->n && a->rs == b->cs && a->cs == b->rs
         && (p->batch == 1 || a->step == b->step);
     settle_unit_dimensions(a, p->m, p->k);
@@ -102,8 +126,47 @@ static __attribute__((noinline, cold)) void record(tg_thread *self, const tg_pro
         self->probe = *p;
 }
 
+ALWAYS_INLINE int compute(const tg_kernel *kernel, const char *a, const char *b, char *c, const void *scale,
+                          const int64_t *args)
+{
+    void *work = NULL;
+    if (kernel->workspace) {
+        int64_t bytes = 0;
+        if (kernel->workspace(args, &bytes) != 0 || (bytes > 0 && !(work = tg_scratch(bytes))))
+            return TG_NO_MEMORY;
+    }
+    int32_t failed = kernel->run(a, b, c, work, scale, args);
+    if (work)
+        tg_trim_scratch();
+    return TG_UNLIKELY(failed) ? TG_KERNEL_FAILED : TG_SERVED;
+}
+
+/* What the tasks that share out a stack need to know; steps in bytes. */
+typedef struct {
+    const tg_kernel *kernel;
+    const char *a, *b;
+    char *c;
+    int64_t step_a, step_b, step_c;
+    const void *scale;
+    const int64_t *args;
+} stack;
+
+/* One task's part of a stack, contiguous, in scratch memory of its own thread. */
+static int part_of_stack(int task, tg_parallel_env *env, void *closure)
+{
+    const stack *s = closure;
+    int64_t args[TG_NARGS], whole = s->args[TG_ARG_BATCH], even = whole / env->num_task, rest = whole % env->num_task;
+    int64_t first = even * task + (task < rest ? task : rest);
+    memcpy(args, s->args, sizeof args);
+    args[TG_ARG_BATCH] = even + (task < rest);
+    if (args[TG_ARG_BATCH] == 0)
+        return TG_SERVED;
+    return compute(s->kernel, s->a + first * s->step_a, s->b + first * s->step_b, s->c + first * s->step_c, s->scale,
+                   args);
+}
+
 ALWAYS_INLINE int run(tg_thread *self, tg_entry *entry, const tg_problem *p, const operand *a,
-                      const operand *b, const operand *c, const void *scale)
+                      const operand *b, const operand *c, elements e, const void *scale)
 {
     const tg_plan *plan = &entry->plan;
     const tg_kernel *kernel = plan->kernel;
@@ -111,18 +174,18 @@ ALWAYS_INLINE int run(tg_thread *self, tg_entry *entry, const tg_problem *p, con
         p->m, p->n, p->k, a->rs, a->cs, b->rs, b->cs, c->rs, c->cs, plan->mc, plan->nc, plan->kc, plan->tasks,
         p->batch, a->step, b->step, c->step,
     };
-    void *work = NULL;
-    if (kernel->workspace) {
-        int64_t bytes = 0;
-        if (kernel->workspace(args, &bytes) != 0 || (bytes > 0 && !(work = tg_scratch(bytes))))
-            return TG_NO_MEMORY;
+    int status;
+    if (TG_LIKELY(p->batch == 1 || plan->stack_tasks <= 1)) {
+        self->tasks = plan->tasks;
+        status = compute(kernel, a->base, b->base, (char *)c->base, scale, args);
+    } else {
+        stack all = { kernel, a->base, b->base, (char *)c->base, a->step * ((int64_t)1 << e.a_shift),
+                      b->step * ((int64_t)1 << e.b_shift), c->step * ((int64_t)1 << e.c_shift), scale, args };
+        self->tasks = plan->stack_tasks;
+        status = tg_launch(part_of_stack, &all, 0);
     }
-    self->tasks = plan->tasks;
-    int32_t failed = kernel->run(a->base, b->base, (char *)c->base, work, scale, args);
-    if (work)
-        tg_trim_scratch();
-    if (TG_UNLIKELY(failed))
-        return TG_KERNEL_FAILED;
+    if (TG_UNLIKELY(status != TG_SERVED))
+        return status;
     atomic_fetch_add_explicit(&entry->calls, 1, memory_order_relaxed);
     return TG_SERVED;
 }
@@ -151,7 +214,7 @@ ALWAYS_INLINE int serve(char **args, const intptr_t *dims, const intptr_t *steps
         entry = miss(self, &p);
     if (TG_UNLIKELY(!entry || !entry->plan.kernel))
         return TG_DECLINED;
-    return run(self, entry, &p, &a, &b, &c, scale);
+    return run(self, entry, &p, &a, &b, &c, e, scale);
 }
 
 /* C is write-only here, so after a failure NumPy's loop can compute everything again. */

@@ -81,7 +81,7 @@ static uint32_t hash_of(const tg_plan *plan)
     return hash;
 }
 
-_Static_assert(sizeof(tg_plan) == 6 * 4 + 8 * 8 + 2 * 8 + 8 + 5 * 8,
+_Static_assert(sizeof(tg_plan) == 6 * 4 + 8 * 8 + 2 * 8 + 8 + 6 * 8,
                "tg_plan has padding: it can't be compared as bytes");
 
 static tg_entry *intern(const tg_plan *plan)

@@ -42,6 +42,7 @@ typedef struct {
     double work_lo, work_hi;                                          /* inclusive bounds on m*n*k */
     tg_kernel *kernel;                                                /* NULL: decline, NumPy's loop runs */
     int64_t mc, nc, kc, tasks;
+    int64_t stack_tasks;              /* share out the products of a stack, each with `tasks` = 1; 1: nothing does */
     int64_t id;
 } tg_plan;
 

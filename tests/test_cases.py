@@ -2,7 +2,7 @@
 
 A row names the report and the dtypes whose loop runs; its function takes the product ``mm`` and is true if
 the result is right. Every row runs through ``tvmgemm.matmul`` and through patched NumPy, in auto mode; rows
-about float32 and float64 also with the variant forced, and then our kernels must have done the work.
+about dtypes that have kernels also with the variant forced, and then our kernels must have done the work.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pytest
 from equivalence import FORCED, RUNNABLE
 
 import tvmgemm
+from tvmgemm.family.tiles import TILES
 
 
 def random(seed: int, *shape: int) -> np.ndarray:
@@ -204,6 +205,33 @@ def many_callers(mm):
     return not wrong
 
 
+def in_place_of_float64(letter):
+    """Strides, overlap, empty operands and edges, reported of float64, with another dtype."""
+
+    def check(mm):
+        rng = np.random.default_rng(0)
+        a, b = (rng.integers(0, 2 if letter == "?" else 4, shape).astype(letter) for shape in [(13, 33), (33, 11)])
+        exact = (a.astype("i8") if letter == "?" else a.astype("D")) @ (b.astype("i8") if letter == "?" else b.astype("D"))
+        exact = (exact != 0) if letter == "?" else exact.astype(letter) if letter in "FD" else exact.real.astype(letter)
+        square = a[:9, :9].copy()
+        right = mm(square, square.copy())
+        stack = np.stack([square, square])
+        results = [
+            equal(mm(a, b), exact),
+            equal(mm(a[::-1, ::-1][::-1, ::-1], b), exact) and equal(mm(a[::-1], b[:, ::-1]), exact[::-1, ::-1]),
+            equal(mm(np.asfortranarray(a), b, order="F"), exact),
+            equal(mm(np.ones((2, 4), letter), np.broadcast_to(np.ones((), letter), (4, 1))), np.full((2, 1), 4, letter)),
+            equal(mm(stack, stack, out=stack), np.stack([right, right])),
+            equal(mm(square, square, out=square), right),
+            equal(mm(np.ones((2, 0), letter), np.ones((0, 3), letter)), np.zeros((2, 3), letter)),
+            mm(np.ones((0, 3), letter), np.ones((3, 4), letter)).shape == (0, 4),
+            equal(mm(a, np.eye(33, dtype=letter)), a),
+        ]
+        return all(results)
+
+    return check
+
+
 # -- the table
 
 
@@ -218,10 +246,10 @@ class Case:
     dtypes: tuple[str, ...]
     check: Callable[[Callable], bool]
 
-    @property
-    def ours(self) -> bool:
-        """Whether kernels exist for all of its dtypes."""
-        return set(self.dtypes) <= {"float32", "float64"}
+    def ours(self, isa: str) -> bool:
+        """Whether kernels for all of its dtypes exist on an instruction set or a narrower one."""
+        levels = RUNNABLE[: RUNNABLE.index(isa) + 1]
+        return all(any((level, dtype) in TILES for level in levels) for dtype in self.dtypes)
 
 
 F4, F8 = ("float32",), ("float64",)
@@ -271,14 +299,17 @@ CASES = [
     Case("numpy/numpy#19945", "products do not conjugate", ("complex128",),
          lambda mm: mm(np.array([1j]), np.array([1j])) == -1),
     Case("pymc-devs/pytensor#486", "an outer product", F8, outer_product),
+    *(Case("numpy/numpy#12156, #8440, #14306 and others", f"strides, overlap, edges in {np.dtype(letter).name}",
+           (np.dtype(letter).name,), in_place_of_float64(letter)) for letter in "?bBhHiIlLeFD"),
     Case("OpenMathLib/OpenBLAS#1755", "many threads at once", F8, many_callers),
 ]
 # fmt: on
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.source}-{case.dtypes[0]}")
 forced_cases = pytest.mark.parametrize(
-    "case", [case for case in CASES if case.ours], ids=lambda case: f"{case.source}-{case.dtypes[0]}"
-)
+    "case, isa", [pytest.param(case, isa, id=f"{isa}-{case.source}-{case.dtypes[0]}")
+                  for case in CASES for isa in RUNNABLE if case.ours(isa)],
+)  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
 needs_kernels = pytest.mark.skipif(not RUNNABLE, reason="no kernels for this CPU")
 
@@ -307,7 +338,6 @@ def test_patched(case):
 
 @needs_kernels
 @forced_cases
-@pytest.mark.parametrize("isa", RUNNABLE)
 @pytest.mark.parametrize("through", ["matmul", "patched"])
 def test_forced(case, isa, through):
     with tvmgemm.options(variant=FORCED, max_isa=isa):

@@ -16,8 +16,8 @@ import numpy as np
 
 from . import settings, timing, trial, tuned
 from .blocking import BlockSizes
-from .family.members import member
-from .family.tiles import TILES
+from .family.members import member, unblocked_member
+from .family.tiles import TILES, UNBLOCKED_TILES
 from .family.validity import check, unsuitable
 from .family.variants import VARIANTS
 from .host import Host, host
@@ -55,6 +55,8 @@ class Candidate:
     def name(self) -> str:
         """In the words of a report: ``B3A2C0 8x48 ab ic mc=128 nc=2304``."""
         spec = self.spec
+        if not spec.blocked:
+            return " ".join(filter(None, (spec.variant, "without blocks", spec.parallel)))
         parts = [spec.variant, spec.tile, spec.packing, spec.parallel, f"mc={self.blocks.mc}", f"nc={self.blocks.nc}"]
         return " ".join(filter(None, parts))
 
@@ -125,6 +127,11 @@ def proposals(problem: Problem, planned: Plan, machine: Host, options: Options) 
 
 
 def _neighbours(base: KernelSpec, options: Options) -> Iterator[KernelSpec]:
+    if (base.isa, base.dtype) in UNBLOCKED_TILES:
+        yield unblocked_member(base.dtype, base.isa, parallel=base.parallel)
+    if not base.blocked:
+        base = member(base.variant, base.dtype, base.isa, None, base.packing, parallel=base.parallel)
+        yield base
     variant, tiles = VARIANTS[base.variant], TILES[base.isa, base.dtype]
     for tile in tiles[variant.resident]:
         yield _with_tile(base, tile)
@@ -159,7 +166,9 @@ def _fits(spec: KernelSpec, problem: Problem) -> bool:
 
 
 def _waste(spec: KernelSpec, problem: Problem) -> float:
-    """Computed over needed: tiles reach beyond the edges of C."""
+    """Computed over needed: tiles reach beyond the edges of C. (Without blocks, there is a tile for every edge.)"""
+    if not spec.blocked:
+        return 1.0
     mr, nr = spec.mr or 1, spec.nr or 1
     return (-(-problem.m // mr) * mr / problem.m) * (-(-problem.n // nr) * nr / problem.n)
 
@@ -173,6 +182,8 @@ def resizings(kernel: trial.Kernel, problem: Problem) -> list[BlockSizes]:
     """Blocks half and twice as high, half and twice as wide, where that makes a difference to the problem."""
     spec, blocks = kernel.spec, kernel.blocks
     found = []
+    if not spec.blocked:
+        return found
     for side, tile, size in (("mc", spec.mr or 1, problem.m), ("nc", spec.nr or 1, problem.n)):
         now = getattr(blocks, side)
         for factor in (0.5, 2.0):

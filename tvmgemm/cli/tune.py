@@ -141,8 +141,9 @@ def _winner(entry) -> str:
 
     if entry.spec is None:
         return {tuned.PLANNER: "the planner's choice", tuned.NUMPY: "NumPy"}[entry.winner]
-    spec = entry.spec
-    return " ".join(filter(None, (spec.variant, spec.tile, spec.packing, spec.parallel, f"mc={entry.mc}", f"nc={entry.nc}")))
+    from tvmgemm.tuner import Candidate
+
+    return Candidate(entry.spec, entry.blocks(host())).name
 
 
 def _text(p: Problem) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
+
+from tvmgemm.timing import Ratio
 
 from . import machine
 from .runner import Row
@@ -133,6 +135,21 @@ def to_json(results: Results) -> dict:
         for row in results.rows
     ]
     return {**asdict(results), "rows": rows}
+
+
+def from_json(data: dict) -> Results:
+    """The inverse of ``to_json``, for suites whose rows are pairs of ours and a peer."""
+    names = {field.name for field in fields(Row)}
+    rows = []
+    for values in data["rows"]:
+        kept = {name: value for name, value in values.items() if name in names}
+        rows.append(Row(**{**kept, "ratio": kept["ratio"] and Ratio(**kept["ratio"])}))
+    return Results(**{**data, "rows": rows})
+
+
+def joined(first: Results, second: Results) -> Results:
+    """The rows of two runs on one machine, with the facts of the second and the peaks of both."""
+    return replace(second, peak={**first.peak, **second.peak}, rows=[*first.rows, *second.rows])
 
 
 def markdown(results: Results, suites: Sequence[Suite]) -> str:

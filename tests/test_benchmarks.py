@@ -17,7 +17,7 @@ import pytest
 
 import tvmgemm
 from benchmarks import __main__ as command
-from benchmarks import dtypes, elements, machine, peak, peers, report, runner, shapes, startup, stream
+from benchmarks import dtypes, elements, machine, page, peak, peers, plot, report, runner, shapes, startup, stream
 from benchmarks.runner import Row
 from benchmarks.suite import EXTENTS, LAYOUTS, Case, Conditions, Suite, product
 from benchmarks.suites import SUITES
@@ -292,6 +292,88 @@ def test_a_busy_machine_is_reported(results):
     results.machine["load_average"] = [1.5, 1.0, 1.0]
     assert machine.busy(results.machine)
     assert any("the machine was busy" in line for line in report.preamble(results))
+
+
+def test_results_come_back_from_json(results):
+    again = report.from_json(json.loads(json.dumps(report.to_json(results))))
+    assert again == results
+    other = replace(results, peak={"float64": 60.0}, rows=[SLOWER])
+    both = report.joined(results, other)
+    assert both.peak == {"float32": 123.45, "float64": 60.0} and both.rows == [*results.rows, SLOWER]
+
+
+# -- docs/performance.md
+# --------------------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "performance.md").read_text()
+SQUARES = [SUITES["squares"]]
+
+
+def block_of(text, name):
+    return text.partition(f"<!-- {name} -->")[2].partition(f"<!-- end {name} -->")[0]
+
+
+def test_the_page_has_a_place_for_every_suite():
+    assert set(page.SUITES) == set(SUITES) - {"family", "ladder"}
+    for name in ("machine", "overview", *page.SUITES):
+        assert PAGE.count(f"<!-- {name} -->") == PAGE.count(f"<!-- end {name} -->") == 1
+
+
+def test_results_replace_their_suites_and_nothing_else(results):
+    text = page.updated(PAGE, results, SQUARES)
+    assert "FMA peak of one core: float32 123.5 GFLOP/s" in block_of(text, "machine")
+    squares = block_of(text, "squares")
+    assert "    python -m benchmarks squares\n" in squares, "a file's name is not for the page"
+    assert "2026-01-02 03:04 UTC; numpy 2.4, openblas 0.3, SkylakeX kernels" in squares
+    assert "| 8x8x8 | 2.00 [1.90..2.10] 25 % | a-kernel |" in squares
+    assert "| 9x9x9 | **! 0.50** [0.40..0.60] N | too\\|big |" in squares
+    assert "Under their target, 1 of 2: 9x9x9: float32 1 thread 0.50." in squares
+    row = next(line for line in block_of(text, "overview").splitlines() if line.startswith("| squares"))
+    assert row == "| squares | 2 | 1 | 0.50 | ! 1.00 | 1.05 | 1 |"
+    for name in page.SUITES[1:]:
+        assert block_of(text, name) == block_of(PAGE, name)
+    assert page.updated(text, results, SQUARES) == text
+
+
+def test_a_later_suite_keeps_the_rows_of_the_others(results):
+    text = page.updated(PAGE, results, SQUARES)
+    text = page.updated(text, results, [SUITES["calls"]])
+    found = [line.split("|")[1].strip() for line in block_of(text, "overview").splitlines() if line.startswith("| ")]
+    assert [name for name in found if name in ("squares", "calls")] == ["squares", "calls"]
+
+
+def test_a_fraction_of_the_peak_is_marked_by_itself(results):
+    results.rows = [replace(FASTER, peak=0.8, peak_target=0.92)]
+    squares = block_of(page.updated(PAGE, results, SQUARES), "squares")
+    assert "2.00 [1.90..2.10] **! 80 %**" in squares and "8x8x8: float32 1 thread 80 % of the peak" in squares
+
+
+def test_many_dtypes_get_a_row_each(results):
+    results.rows = [replace(FASTER, suite="dtypes", dtype=name) for name in ("int8", "int16", "int32", "int64", "bool")]
+    dtypes_block = block_of(page.updated(PAGE, results, [SUITES["dtypes"]]), "dtypes")
+    assert "| int64 | 8x8x8 | numpy | 2.00 [1.90..2.10] 25 % | 1 | 1.02 | 0.51 | a-kernel |" in dtypes_block
+
+
+def test_a_page_without_a_place_is_refused(results):
+    with pytest.raises(ValueError, match="no block <!-- squares -->"):
+        page.updated(PAGE.replace("<!-- squares -->", ""), results, SQUARES)
+
+
+def test_speed_is_plotted_against_size(results, tmp_path):
+    pytest.importorskip("matplotlib")
+    results.rows = [replace(FASTER, case=f"{n}x{n}x{n}", threads=threads) for n in (256, 512) for threads in (1, 2)]
+    assert plot.speeds(results.rows[:1]) == {"tvmgemm": {256: FASTER.gflops}, "numpy": {256: FASTER.peer_gflops}}
+    plot.speed_against_size(results, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    results.rows = []
+    plot.speed_against_size(results, tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+
+
+def test_the_command_takes_files_and_suites(tmp_path):
+    command = [sys.executable, str(ROOT / "docs" / "update_performance.py")]
+    wrong = subprocess.run([*command, "cubes"], capture_output=True, text=True, timeout=100)
+    assert wrong.returncode == 2 and "cubes: neither a file nor one of squares, odd" in wrong.stderr
 
 
 # -- the machine and the peers

@@ -1,13 +1,12 @@
 /* The meeting point with NumPy: a ufunc made of np.matmul's signature and loops with ours among them, and
- * the replacement of loops in np.matmul itself. The only file that uses NumPy's and Python's API.
+ * the replacement of loops in np.matmul itself.
  *
  * cffi releases the GIL around every call, so each entry takes it back. No entry leaves a Python exception
  * set: the caller in Python knows from the result, and checks np.matmul beforehand. */
 #include <Python.h>
-#include <numpy/arrayobject.h>
-#include <numpy/ufuncobject.h>
 #include <string.h>
 #include "native.h"
+#include "numpy_api.h"
 
 #define OPERANDS 3
 #define MAX_LOOPS 64
@@ -107,6 +106,7 @@ static bool know(const PyUFuncObject *ufunc)
     for (int l = 0; l < TG_NLOOPS && !known; l++) {
         int i = loop_of(ufunc, OURS[l].type);
         tg_numpy_loops[l] = (tg_numpy_loop){ ufunc->functions[i], ufunc->data ? ufunc->data[i] : NULL };
+        tg_call_serve(OURS[l].type, i);
     }
     known = true;
     return true;
@@ -200,7 +200,7 @@ static uintptr_t make_ufunc(PyUFuncObject *matmul)
     Py_INCREF(matmul);
     numpys_matmul = matmul;
     ufunc->type_resolver = resolve;
-    return (uintptr_t)made;
+    return tg_call_install(ufunc, 1) ? (uintptr_t)made : 0;
 }
 
 /* Replaces what is there only if it is what we expect: a third party's loop stays. */
@@ -219,7 +219,7 @@ static int patch(PyUFuncObject *matmul, int on)
         if (PyUFunc_ReplaceLoopBySignature(matmul, new, signature, &old) != 0)
             return -1;
     }
-    return 0;
+    return tg_call_install(matmul, on) ? 0 : -1;
 }
 
 uintptr_t tg_make_ufunc(uintptr_t np_matmul)

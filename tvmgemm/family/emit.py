@@ -42,6 +42,14 @@ _KEPT = (
 )
 
 
+def settled(name: str, index):
+    """Compute the index once, here. TVM's analyser puts what ``let`` binds wherever its name occurs, and of bounds made of
+    bounds made of bounds that is too much for it: code generation takes minutes. It does not look into memory."""
+    buffer = T.alloc_buffer((1,), INDEX, scope="local", annotations=_ON_STACK)
+    T.buffer_store(buffer, index, [const(0)])
+    return let(name, buffer[const(0)])
+
+
 def opaque(name: str, index):
     """The index, as a value that LLVM knows nothing about: what depends on it is computed anew, behind this place."""
     return let(name, T.call_extern(INDEX, "tvmgemm_kept", index))

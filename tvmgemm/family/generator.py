@@ -83,7 +83,7 @@ class Generator:
         if not self.spec.blocked:  # no blocks but those of k, no work space
             return
         for loop_name, dimension in (("ic", "m"), ("jc", "n")):
-            v[dimension + "c"] = let(f"{dimension}c_even", self._even_block(loop_name, dimension))
+            v[dimension + "c"] = emit.settled(f"{dimension}c_even", self._even_block(loop_name, dimension))
         # Never evened out: the order of summation must not depend on the shape.
         v["kc"] = let("kc_used", emit.maximum(emit.minimum(v["kc"], v["k"]), const(1)))
         self.memory = Workspace(self)

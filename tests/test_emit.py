@@ -66,7 +66,7 @@ B3A2C0 14x32: C = A.B in float32, A m x k, B k x n, C m x n, on x86-64-v4
 for jc in range(0, n, nc):
   for pc in range(0, k, kc):
     Bc = pack B[pc:+kc, jc:+nc]               # panels of kc x 32; all tasks pack their shares
-    for ic in range(0, m, mc):                # parallel: each task has a contiguous share of the iterations
+    for ic in range(0, m, mc):                # parallel: each task has a contiguous share of ic x jr
       Ac = pack A[ic:+mc, pc:+kc]             # panels of kc x 14
       for jr in range(0, nc, 32):
         for ir in range(0, mc, 14):
@@ -150,6 +150,13 @@ def test_a_buffer_is_shared_if_it_is_packed_outside_of_the_parallel_loop(variant
         for operand, at in variant.packed:
             outside = variant.outer.index(at) < variant.outer.index(parallel)
             assert owners[operand] == ("shared" if outside else "one per task")
+
+
+def test_the_loops_of_half_a_product(shown):
+    text = shown("--target x86-64-v4 --symmetric --parallel-loop ic")
+    assert "for ic in range(jc, m, mc):" in text and "# parallel: each task has rows, with equal areas" in text
+    assert "for ir in range(max(0, jc+jr-ic), mc, 8):" in text
+    assert "C[jc+jr:+48, below] = C[below, jc+jr:+48]^T" in text
 
 
 def test_switches_and_steps_show(shown):

@@ -21,9 +21,10 @@ class KernelSpec:
     the resident operand is 0. ``op``: ``"matmul"`` writes C = A.B and never reads C; ``"gemm"`` computes
     C = alpha.A.B + beta.C. ``packing``: which operands are packed, one of the variant's ``packings``; a B that a
     resident-C kernel reads in place must have unit column stride, and so must a C that is not packed by a variant that
-    packs it. ``parallel``: the outer loop whose iterations are shared out to tasks, or ``""``. ``step``: one of
-    ``STEPS``. ``without``: those of ``SWITCHES`` that are left out. ``blocked``: False leaves out the loops over cache
-    blocks and everything else that a small product can do without (``family.unblocked``).
+    packs it. ``symmetric``: B is A^T in the same memory, half of C is computed and copied to the other half.
+    ``parallel``: the outer loop whose iterations are shared out to tasks, or ``""``. ``step``: one of ``STEPS``.
+    ``without``: those of ``SWITCHES`` that are left out. ``blocked``: False leaves out the loops over cache blocks and
+    everything else that a small product can do without (``family.unblocked``).
     """
 
     dtype: str
@@ -34,6 +35,7 @@ class KernelSpec:
     kr: int = 0
     op: str = "matmul"
     packing: str = "ab"
+    symmetric: bool = False
     parallel: str = ""
     step: str = "optimised"
     without: tuple[str, ...] = ()
@@ -52,7 +54,9 @@ class KernelSpec:
     @property
     def name(self) -> str:
         """Readable, safe in a file name, unique per spec: ``matmul-float32-B3A2C0-14x32-ab-ic-x86-64-v4``."""
-        parts = [self.op, self.dtype, self.variant, self.tile, self.packing, self.parallel or "serial"]
+        parts = [self.op, self.dtype, self.variant, self.tile, self.packing]
+        parts += ["symmetric"] if self.symmetric else []
+        parts += [self.parallel or "serial"]
         parts += [self.step] if self.step != STEPS[-1] else []
         parts += [] if self.blocked else ["unblocked"]
         parts += [f"no-{switch}" for switch in self.without]

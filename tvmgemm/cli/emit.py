@@ -84,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--packing", metavar="P", help="operands that are packed: ab, ac, bc, a, b, c, none")
     add("--parallel-loop", default="none", choices=loops, metavar="L", help="what tasks share: ic, jc, pc, none")
     add("--unblocked", action="store_true", help="micro-tiles without loops over cache blocks, for small products")
+    add("--symmetric", action="store_true", help="A.A^T: half of C is computed and copied to the other")
     add("--step", default=STEPS[-1], choices=STEPS, metavar="S", help=f"how far to go: {steps}")
     add("--without", type=_switches, default=(), metavar="W,..", help=f"leave out {', '.join(SWITCHES)}")
     add("--show", default="loops", choices=SHOWS, metavar="WHAT", help=shows)
@@ -128,7 +129,10 @@ def _target(name: str, parser: argparse.ArgumentParser) -> Target:
 def _specs(asked: argparse.Namespace, target: Target, parser: argparse.ArgumentParser) -> list[KernelSpec]:
     """The one kernel that is asked for, or the default ones of all variants or dtypes."""
     if "all" not in (asked.variant, asked.dtype):
-        rest = {"op": asked.op, "step": asked.step, "without": asked.without, "blocked": not asked.unblocked}
+        rest = {
+            "op": asked.op, "symmetric": asked.symmetric, "step": asked.step, "without": asked.without,
+            "blocked": not asked.unblocked,
+        }  # fmt: skip
         packing = "none" if asked.unblocked and asked.packing is None else asked.packing
         parallel = "" if asked.parallel_loop == "none" else asked.parallel_loop
         spec = member(
@@ -149,7 +153,7 @@ def _specs(asked: argparse.Namespace, target: Target, parser: argparse.ArgumentP
         parser.error(
             f"'all' goes with --show counts only; for --show {asked.show} name one variant and one dtype"
         )
-    names = ("op", "microkernel", "packing", "parallel_loop", "unblocked", "step", "without")
+    names = ("op", "microkernel", "packing", "symmetric", "parallel_loop", "unblocked", "step", "without")
     if changed := [name for name in names if getattr(asked, name) != parser.get_default(name)]:
         option = "--" + changed[0].replace("_", "-")
         parser.error(f"'all' shows default kernels; leave out {option}, or name one variant and one dtype")

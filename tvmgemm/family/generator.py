@@ -19,7 +19,7 @@ from tvm import tirx
 
 from ..problem import DTYPES
 from ..spec import STEPS, KernelSpec
-from . import emit, macrokernel, plain, split_k, unblocked
+from . import emit, macrokernel, partition, plain, split_k, triangle, unblocked
 from .emit import const, let, loop
 from .isa import isa_of
 from .packing import Operand, pack_panels
@@ -63,6 +63,7 @@ class Generator:
     values: dict[str, Any] = field(init=False, default_factory=dict)
     panels: dict[str, emit.View] = field(init=False, default_factory=dict)
     slot: Any = field(init=False, default=None)
+    panels_here: tuple | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -82,7 +83,8 @@ class Generator:
         v = self.values = {name: let(name, buffer.get(const(i))) for i, name in enumerate(ARGUMENTS)}
         if not self.spec.blocked:  # no blocks but those of k, no work space
             return
-        for loop_name, dimension in (("ic", "m"), ("jc", "n")):
+        # The dimension whose loop is shared out last: how it is cut depends on the other.
+        for loop_name, dimension in sorted((("ic", "m"), ("jc", "n")), key=lambda row: row[0] == self.spec.parallel):
             v[dimension + "c"] = emit.settled(f"{dimension}c_even", self._even_block(loop_name, dimension))
         # Never evened out: the order of summation must not depend on the shape.
         v["kc"] = let("kc_used", emit.maximum(emit.minimum(v["kc"], v["k"]), const(1)))
@@ -92,7 +94,8 @@ class Generator:
         """Blocks of equal size instead of full ones and a rest; as many as the tasks can share out evenly."""
         extent, tile, block = self.values[dimension], const(self.tile[dimension]), self.values[dimension + "c"]
         if self.spec.parallel == loop_name:
-            blocks = emit.round_up(emit.maximum(emit.ceil_div(extent, block), const(1)), self.values["tasks"])
+            multiple = partition.blocks_to_share(self, extent, tile) if partition.applies(self) else self.values["tasks"]
+            blocks = emit.round_up(emit.maximum(emit.ceil_div(extent, block), const(1)), multiple)
             even = emit.ceil_div(extent, blocks)
         else:
             even = emit.T.if_then_else(extent <= block, extent, emit.ceil_div(extent, emit.ceil_div(extent, block)))
@@ -180,12 +183,14 @@ class Generator:
             self._block_product(blocks, task)
             return
         name, rest = loops[0], loops[1:]
+        dimension = LOOP_DIMENSION[name]
 
         def body(index, task) -> None:
-            dimension = LOOP_DIMENSION[name]
             step = self.values[dimension + "c"]
             start = let(dimension + "0", index * step)
-            size = let(dimension + "b", emit.minimum(step, self.values[dimension] - start))
+            enter(start, let(dimension + "b", emit.minimum(step, self.values[dimension] - start)), task)
+
+        def enter(start, size, task) -> None:
             inner = blocks | {dimension: Block(start, size)}
             here = [operand for operand, at in self.packed.items() if at == name]
             for operand in here:
@@ -193,12 +198,17 @@ class Generator:
             with macrokernel.partial_sums(self, name, inner, task):
                 self._outer_loops(rest, inner, task)
 
-        count = let(f"{name}_blocks", emit.blocks_in(self.values[LOOP_DIMENSION[name]], self._step(name)))
+        if self.spec.symmetric and name == "ic":
+            triangle.row_blocks(self, blocks["n"], enter)
+            return
+        count = let(f"{name}_blocks", emit.blocks_in(self.values[dimension], self._step(name)))
         if self.spec.parallel != name:
             with loop(name, count) as index:
                 body(index, task)
         elif name == "pc":
             split_k.share_out(self, count, blocks, body)
+        elif partition.applies(self):
+            partition.share_out(self, name, count, blocks, body)
         else:
             with emit.parallel("task", self.values["tasks"]) as task:
                 first, share = self.share(count, task)

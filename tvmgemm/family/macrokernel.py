@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from . import emit, microkernel
+from . import emit, microkernel, triangle
 from .emit import const, let, loop
 from .packed_c import partial_sums
 from .packing import pack_panels
@@ -27,8 +27,8 @@ def resident_c(g: Generator, blocks: dict[str, Block], task) -> None:
     """Every micro-tile of the current block of C: clear, multiply and add over the block of k, bring back."""
     mr, nr = g.tile["m"], g.tile["n"]
     outer, inner = g.variant.inner
-    with loop(outer, _tiles(g, outer, blocks)) as x, loop(inner, _tiles(g, inner, blocks)) as y:
-        at = {outer: x, inner: y}
+
+    def product(at: dict[str, Any]) -> None:
         i, j = at["ir"] * const(mr), at["jr"] * const(nr)
         tile = microkernel.Tile(
             vectors=g.vectors,
@@ -41,6 +41,17 @@ def resident_c(g: Generator, blocks: dict[str, Block], task) -> None:
             registers=microkernel.registers(g.vectors, mr, nr),
         )
         _by_width(tile, lambda tile: _tile_product(g, tile, at, blocks["k"], task))
+
+    if g.spec.symmetric:
+        with loop("jr", triangle.panels(g, blocks)) as jr:
+            first = triangle.first_tile(g, blocks, jr)
+            with loop("ir", _tiles(g, "ir", blocks) - first, first) as ir:
+                product({"ir": ir, "jr": jr})
+            triangle.mirror(g, blocks, jr)
+        return
+    first, number = g.panels_here or (const(0), _tiles(g, outer, blocks))
+    with loop(outer, number, first) as x, loop(inner, _tiles(g, inner, blocks)) as y:
+        product({outer: x, inner: y})
 
 
 def _by_width(tile: microkernel.Tile, product: Callable[[microkernel.Tile], None]) -> None:

@@ -67,9 +67,9 @@ class _Outline:
         self.lines.append((" " * (2 * self.indent) + code, comment))
 
     @contextmanager
-    def _loop(self, name: str, limit: str, step: object = 1, comment: str = "") -> Iterator[None]:
+    def _loop(self, name: str, limit: str, step: object = 1, comment: str = "", start: str = "0") -> Iterator[None]:
         self._line(
-            f"for {name} in range({limit}):" if step == 1 else f"for {name} in range(0, {limit}, {step}):",
+            f"for {name} in range({limit}):" if step == 1 else f"for {name} in range({start}, {limit}, {step}):",
             comment,
         )
         self.indent += 1
@@ -116,18 +116,23 @@ class _Outline:
             return
         name, rest = loops[0], loops[1:]
         dimension = LOOP_DIMENSION[name]
-        shared = (
-            "parallel: each task has a contiguous share of the iterations"
-            if self.spec.parallel == name
-            else ""
-        )
-        with self._loop(name, dimension, dimension + "c", shared):
+        shared = f"parallel: each task has {self._share(name)}" if self.spec.parallel == name else ""
+        start = "jc" if self.spec.symmetric and name == "ic" else "0"
+        with self._loop(name, dimension, dimension + "c", shared, start):
             for operand in (operand for operand, at in self.packed.items() if at == name and operand != "C"):
                 self._pack(operand, name)
             with self._sums(name):
                 self._outer(rest)
         if shared and name == "pc":
             self._add_slots()
+
+    def _share(self, name: str) -> str:
+        """What of a shared loop falls to a task (``partition``, ``triangle``)."""
+        if self.spec.symmetric:
+            return "rows, with equal areas below the diagonal"
+        if self.variant.resident == "C" and self.spec.step == STEPS[-1] and name == self.variant.outer[-1] != "pc":
+            return f"a contiguous share of {name} x {self.variant.inner[0]}"
+        return "a contiguous share of the iterations"
 
     @property
     def _collects(self) -> bool:
@@ -246,6 +251,15 @@ class _Outline:
         with self._loop(first, d1 + "c", self.tile[d1]), self._loop(second, d2 + "c", self.tile[d2]):
             yield
 
+    @contextmanager
+    def _triangle(self, tile: str) -> Iterator[None]:
+        """The two loops over those micro-tiles that are not above the diagonal, and the copy of what is below."""
+        mr, nr = self.tile["m"], self.tile["n"]
+        with self._loop("jr", "min(nc, ic+mc-jc)", nr):
+            with self._loop("ir", "mc", mr, start="max(0, jc+jr-ic)"):
+                yield
+            self._line(f"C[jc+jr:+{nr}, below] = C[below, jc+jr:+{nr}]^T", f"in the last block of k: rows from jc+jr+{nr} on")
+
     def _packed_loops(self, in_tile: bool) -> None:
         mr, nr = self.tile["m"], self.tile["n"]
         self._begin(self._block("C"), in_block=True)
@@ -271,7 +285,7 @@ class _Outline:
         c = f"C[ic+ir:+{mr}, jc+jr:+{nr}]"
         vectors = nr // self.lanes
         self._buffer("Cs", f"{mr} x {nr}, for a C without unit column stride only", bool(self.spec.parallel))
-        with self._tiles():
+        with self._triangle(c) if self.spec.symmetric else self._tiles():
             if self.packed and prefetch:
                 self._line(f"prefetch {c}")
             self._line("T = 0", f"{mr} x {nr} of C, in registers")

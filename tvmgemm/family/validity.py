@@ -28,8 +28,21 @@ def check(spec: KernelSpec) -> None:
         )
     if unknown := set(spec.without) - set(SWITCHES):
         raise ValueError(f"without {', '.join(sorted(unknown))}: the switches are {', '.join(SWITCHES)}")
+    if spec.symmetric:
+        _check_symmetric(spec)
     if "register-loads" in spec.without and variant.resident != "C":
         raise ValueError(f"without register-loads: {spec.variant} is the loads to registers, it has a tile of {variant.resident} there")
+
+
+def _check_symmetric(spec: KernelSpec) -> None:
+    """Raise ValueError if the kernel cannot compute half of a symmetric product."""
+    takes = {"variant": "B3A2C0", "op": "matmul", "step": STEPS[-1]}
+    wrong = [f"{name} {getattr(spec, name)}" for name, value in takes.items() if getattr(spec, name) != value]
+    wrong += ["unblocked ones"] if not spec.blocked else []
+    wrong += [f"parallel loop {spec.parallel}"] if spec.parallel not in ("", "ic") else []
+    wrong += [f"micro-kernel {spec.tile}, whose columns are no multiple of its rows"] if spec.nr % (spec.mr or 1) else []
+    if wrong:
+        raise ValueError(f"symmetric: half of C is computed by optimised kernels of B3A2C0 for matmul, not by {', '.join(wrong)}")
 
 
 def _check_parallel(spec: KernelSpec) -> None:

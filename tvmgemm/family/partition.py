@@ -1,0 +1,65 @@
+"""Two loops shared out as one, so that neither rows nor columns of C alone must make up a share for every task.
+
+With resident C the innermost loop over cache blocks (ic in B3A2C0, jc in A3B2C0) and the outer loop over micro-tiles (jr, ir)
+run over the two dimensions of C. Blocks and the panels inside each, numbered through, are shared out: a task has a
+contiguous range of them, in the first and in the last of its blocks perhaps only some panels. What is packed outside is
+shared, a block that two tasks meet in is packed by both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tvm import tirx
+
+from ..spec import STEPS
+from . import emit
+from .emit import const, let, loop
+from .variants import LOOP_DIMENSION
+
+if TYPE_CHECKING:
+    from .generator import Block, Generator
+
+#: Micro-tiles that a block keeps along its own dimension, if possible: a panel is read from L2 or L3 once per block.
+TILES_OF_BLOCK = 8
+
+#: Pieces per task from which their number no longer matters: the last task waits for at most one of them.
+PIECES = 4
+
+
+def applies(g: Generator) -> bool:
+    """Whether the kernel shares out panels and not only whole blocks."""
+    variant, spec = g.variant, g.spec
+    last = variant.outer[-1]
+    return variant.resident == "C" and spec.step == STEPS[-1] and spec.parallel == last != "pc" and not spec.symmetric
+
+
+def blocks_to_share(g: Generator, extent, tile):
+    """The least number of blocks that ``extent`` is cut into for the tasks' sake: one for each, but no smaller than
+    ``TILES_OF_BLOCK`` unless there are few panels."""
+    other = LOOP_DIMENSION[g.variant.inner[0]]
+    panels = emit.ceil_div(emit.minimum(g.values[other], g.values[other + "c"]), const(g.tile[other]))
+    tasks = g.values["tasks"]
+    for_panels = emit.ceil_div(tasks * const(PIECES), emit.maximum(panels, const(1)))
+    large = tirx.truncdiv(extent, tile * const(TILES_OF_BLOCK))
+    return emit.maximum(emit.minimum(tasks, emit.maximum(large, for_panels)), const(1))
+
+
+def share_out(g: Generator, name: str, count, blocks: dict[str, Block], body: Callable[[Any, Any], None]) -> None:
+    """``body(block, task)`` for the blocks of each task, ``g.panels_here`` saying which panels of the block are its own."""
+    inner = g.variant.inner[0]
+    dimension, tasks = LOOP_DIMENSION[inner], g.values["tasks"]
+    panels = let(f"{inner}_panels", emit.ceil_div(blocks[dimension].size, const(g.tile[dimension])))
+    pieces = let("pieces", count * panels)
+    with emit.parallel("task", tasks) as task:
+        first, number = g.share(pieces, task)
+        last = let("last", first + number)
+        start = let("start", tirx.truncdiv(first, panels))
+        stop = tirx.Select(number > const(0), emit.ceil_div(last, panels), start)
+        with loop(name, stop - start, start) as index:
+            from_ = let(f"{inner}_from", emit.maximum(first - index * panels, const(0)))
+            to = let(f"{inner}_to", emit.minimum(last - index * panels, panels))
+            g.panels_here = from_, to - from_
+            body(index, task)
+            g.panels_here = None

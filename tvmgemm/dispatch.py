@@ -261,7 +261,7 @@ def _publish(problem: Problem, decided: Plan, kernel: Kernel | None) -> None:
     box, blocks = decided.box, decided.blocks
     layouts = {f"{x}_layout": LAYOUT_NAMES.index(getattr(problem, f"{x}_layout")) for x in "abc"}
     bounds = {
-        f"{side}_{end}": (float if side == "work" else int)(bound)
+        f"{side}_{end}": (float if side in box.PRODUCTS else int)(bound)
         for side in box.SIDES
         for end, bound in zip(("lo", "hi"), getattr(box, side))
     }

@@ -27,7 +27,8 @@ from .spec import KernelSpec
 if TYPE_CHECKING:
     from .tuned import Tuned
 
-#: m.n.k from which a product is worth sharing out: below, waking the workers costs more than they save.
+#: m.n.k from which a product is worth sharing out to two tasks, half of it for each further one: with less to do, waking
+#: a worker costs more than it saves.
 PARALLEL_WORK = 1 << 20
 
 #: The loop over a stack, as one that tasks share.
@@ -37,8 +38,11 @@ STACK = "stack"
 #: as long as one of the bound; from the last on, what matters is that the shares come out even.
 STACK_LENGTHS = ((0.0, 2048), (16.0**3, 256), (4 * 16.0**3, 64), (16 * 16.0**3, 16), (64 * 16.0**3, 8))
 
-#: m.n.k up to which A.A^T is computed like any other product; above, NumPy's syrk does half the work.
-SYMMETRIC_WORK = 32**3
+#: m up to which A.A^T is computed like any other product: there is hardly a tile that lies above the diagonal.
+SYMMETRIC_ROWS = 32
+
+#: Bytes of a row of A.A^T up to which the narrowest tile is best for it.
+SYMMETRIC_NARROW = 2048
 
 #: k up to which reading and writing a C that no cache holds costs more than the products: rows of C in turn.
 SHALLOW = 128
@@ -55,6 +59,9 @@ SHORT = 256
 #: n up to which reading rows of A in place costs less than packing them.
 FEW_COLUMNS = 768
 
+#: Micro-tiles of rows per task from which A3B2C0 shares out rows: each task then packs blocks of its own.
+TALL = 16
+
 #: m up to which the rows that a tall tile leaves over count.
 TINY = 32
 
@@ -65,15 +72,18 @@ _UNBOUNDED = (0, 2**62)
 
 @dataclass(frozen=True)
 class Box:
-    """Inclusive bounds on what a problem's numbers may be; ``work`` is m.n.k as a float."""
+    """Inclusive bounds on what a problem's numbers may be; ``mn``, ``kn`` and ``work`` are m.n, k.n and m.n.k as floats."""
 
     m: tuple[float, float] = _UNBOUNDED
     n: tuple[float, float] = _UNBOUNDED
     k: tuple[float, float] = _UNBOUNDED
     batch: tuple[float, float] = _UNBOUNDED
+    mn: tuple[float, float] = (0.0, math.inf)
+    kn: tuple[float, float] = (0.0, math.inf)
     work: tuple[float, float] = (0.0, math.inf)
 
-    SIDES = ("m", "n", "k", "batch", "work")
+    PRODUCTS = ("mn", "kn", "work")
+    SIDES = ("m", "n", "k", "batch", *PRODUCTS)
 
     def holds(self, problem: Problem) -> bool:
         """Whether the problem's numbers are within the bounds."""
@@ -105,7 +115,7 @@ class Box:
         """The part of this box on the problem's side of a bound of ``other`` that the problem breaks."""
         for side in self.SIDES:
             value, (low, high) = getattr(problem, side), getattr(other, side)
-            exact = side != "work"
+            exact = side not in self.PRODUCTS
             if value < low:
                 return self.clipped(side, -math.inf, low - 1 if exact else math.nextafter(low, -math.inf))
             if value > high:
@@ -154,6 +164,8 @@ class _Rule:
     tile: int | None
     reason: str
     parallel: str = ""
+    tasks: int = 1
+    symmetric: bool = False
 
 
 def plan(problem: Problem, host: Host, options: Options, tuned: Sequence[Tuned] = ()) -> Plan:
@@ -205,9 +217,7 @@ def _decision(rule: _Rule, box: Box, problem: Problem, isa: Isa, host: Host, opt
         objection = str(error)
     if objection:
         return Plan(None, None, 1, box, f"refused, NumPy serves: {objection}", refused=True)
-    shares_stack = rule.parallel == STACK
-    tasks = options.num_threads if spec.parallel or shares_stack else 1
-    return Plan(spec, blocks_of(spec, host), tasks, box, rule.reason, shares_stack=shares_stack)
+    return Plan(spec, blocks_of(spec, host), rule.tasks, box, rule.reason, shares_stack=rule.parallel == STACK)
 
 
 def _spec(rule: _Rule, problem: Problem, isa: Isa, options: Options) -> KernelSpec:
@@ -219,7 +229,9 @@ def _spec(rule: _Rule, problem: Problem, isa: Isa, options: Options) -> KernelSp
     if options.microkernel is not None:
         tile = tuple(map(int, options.microkernel.split("x")))
     packing = rule.packing if options.packing is None else options.packing
-    return member(variant.name, problem.dtype, isa.name, tile, packing, op=problem.op, parallel=parallel)
+    return member(
+        variant.name, problem.dtype, isa.name, tile, packing, op=problem.op, parallel=parallel, symmetric=rule.symmetric
+    )
 
 
 def blocks_of(spec: KernelSpec, host: Host) -> BlockSizes:
@@ -235,15 +247,38 @@ def _rules(problem: Problem, isa: Isa, host: Host, options: Options) -> list[_Ru
     """The rules for problems of these layouts, first match first; the last one holds everything."""
     rules: list[_Rule] = []
     if not forced(options) and problem.op == "matmul":
-        if problem.symmetric:
-            why = "A and B are one buffer, B = A^T: NumPy's syrk does half the work"
-            rules.append(_Rule(Box(work=(SYMMETRIC_WORK + 1, math.inf)), None, "", 0, why))
         for side in ("m", "n"):
             why = f"{side} = 1 is a matrix-vector product: NumPy's BLAS runs it at the speed of memory"
             rules.append(_Rule(Box(**{side: (1, 1)}), None, "", 0, why))
+        if problem.symmetric:
+            rules += _symmetric(problem, isa, options)
     for choice in _choices(problem, isa, host, options):
-        rules += _shared_out(choice, isa, problem, options)
+        rules += _shared_out(choice, isa, problem, host, options)
     return rules
+
+
+def _symmetric(problem: Problem, isa: Isa, options: Options) -> list[_Rule]:
+    """The rules for A.A^T: half of it is computed, by tiles whose width is a multiple of their height."""
+    tiles = TILES[isa.name, problem.dtype]["C"]
+    if problem.dtype not in ("float32", "float64"):
+        return []
+    fitting = sorted((nr, i) for i, (mr, nr) in enumerate(tiles) if nr % mr == 0)
+    why = "A and B are one buffer, B = A^T: half of C is computed and copied to the other half"
+    # A narrow tile computes least above the diagonal, a wide one reads A less often.
+    low, high = SYMMETRIC_ROWS + 1, math.inf
+    in_place = "none" if problem.b_layout == "row" else "b"
+    small = _Rule(Box(m=(low, SYMMETRIC_NARROW // DTYPES[problem.dtype].itemsize)), DEFAULT_VARIANT, in_place, fitting[0][1], why, symmetric=True)
+    large = _Rule(Box(m=(low, high)), DEFAULT_VARIANT, "ab" if in_place == "none" else "b", fitting[-1][1], why, symmetric=True)
+    found = []
+    for rule in (small, large):
+        found += _stack_shared_out(rule, options)
+        for tasks in _task_counts(options.num_threads):
+            box = rule.box.clipped("work", tasks * PARALLEL_WORK, math.inf)
+            box = box.clipped("m", 4 * tasks * tiles[rule.tile][0], math.inf)
+            if _possible(box):
+                found.append(replace(rule, box=box, parallel="ic", tasks=tasks, reason=f"{why}; its rows shared out"))
+        found.append(rule)
+    return found
 
 
 def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[_Rule]:
@@ -315,32 +350,69 @@ def _packs_b(options: Options) -> str:
     return "A3B2C0" if options.num_threads == 1 else "B3A2C0"
 
 
-def _shared_out(rule: _Rule, isa: Isa, problem: Problem, options: Options) -> list[_Rule]:
+def _shared_out(rule: _Rule, isa: Isa, problem: Problem, host: Host, options: Options) -> list[_Rule]:
     """The rule as it is, and before it the rules for problems that are worth sharing out."""
     if options.parallel_loop is not None:
         parallel = "" if options.parallel_loop == "none" else options.parallel_loop
-        return [replace(rule, parallel=parallel, reason=f"{rule.reason}; parallel loop {options.parallel_loop} is forced")]
-    if options.num_threads == 1:
-        return [rule]
+        tasks = options.num_threads if parallel else 1
+        return [replace(rule, parallel=parallel, tasks=tasks, reason=f"{rule.reason}; parallel loop {options.parallel_loop} is forced")]
     found = _stack_shared_out(rule, options)
-    mr, nr = TILES[isa.name, problem.dtype]["C"][0]
-    for side, tile, loop, what in (("m", mr, "ic", "rows"), ("n", nr, "jc", "columns")):
-        low, high = getattr(rule.box, side)
-        low = max(low, tile * options.num_threads)  # a tile for everybody
-        if low <= high:
-            box = rule.box.clipped("work", PARALLEL_WORK, math.inf).clipped(side, low, high)
-            found.append(replace(rule, box=box, parallel=loop, reason=f"{rule.reason}; {what} shared out"))
+    for tasks in _task_counts(options.num_threads):
+        heavy = replace(rule, box=rule.box.clipped("work", tasks * PARALLEL_WORK / 2, math.inf), tasks=tasks)
+        found += [each for each in _shares(heavy, isa, problem, host) if _possible(each.box)]
     return [*found, rule]
 
 
 def _stack_shared_out(rule: _Rule, options: Options) -> list[_Rule]:
     """The rule for stacks of which each task has enough products."""
+    if options.num_threads == 1:
+        return []
     found = []
     for (low, length), (above, _) in zip(STACK_LENGTHS, (*STACK_LENGTHS[1:], (math.inf, 0))):
         length = max(length, 4 * options.num_threads)
         box = rule.box.clipped("work", low, math.nextafter(above, 0.0)).clipped("batch", length, math.inf)
         why = f"{rule.reason}; a stack of at least {length} shared out"
-        found.append(replace(rule, box=box, parallel=STACK, reason=why))
+        found.append(replace(rule, box=box, parallel=STACK, tasks=options.num_threads, reason=why))
+    return found
+
+
+def _task_counts(threads: int) -> list[int]:
+    """How many tasks a product may have: one per thread, or a fourth, ... of that if there is not enough for all to do."""
+    counts = []
+    while threads > 1:
+        counts.append(threads)
+        threads //= 4
+    return counts
+
+
+def _possible(box: Box) -> bool:
+    return all(low <= high for low, high in (getattr(box, side) for side in Box.SIDES))
+
+
+def _shares(rule: _Rule, isa: Isa, problem: Problem, host: Host) -> list[_Rule]:
+    """The rule with a loop whose iterations the tasks can share, first choice first: each box has a share for everybody."""
+    variant, tiles, tasks = VARIANTS[rule.variant], TILES[isa.name, problem.dtype]["C"], rule.tasks
+    mr, nr = tiles[0]
+
+    def at_least(of: _Rule, side: str, low: float, loop: str, what: str) -> _Rule:
+        box = of.box.clipped(side, low, math.inf)
+        return replace(of, box=box, parallel=loop, reason=f"{of.reason}; {what} shared out")
+
+    rows = at_least(rule, "m", tasks * mr, "ic", "rows")
+    columns = at_least(rule, "n", tasks * nr, "jc", "columns")
+    if variant.resident != "C":
+        return [columns, rows]
+    if rule.tile is None:
+        low = replace(rule, box=rule.box.clipped("m", 0, FLAT))  # B is most of what is read, and should be read once
+        found = [at_least(low, "n", tasks * nr, "jc", "columns"), rows, columns]
+    else:
+        found = [at_least(rule, "m", TALL * tasks * mr, "ic", "rows")] if variant.outer[0] == "ic" else []
+        found.append(at_least(rule, "mn", float(tasks * mr * nr), variant.outer[-1], "tiles"))
+    # Few elements of C, each a long sum: blocks of k, by a kernel that has loops over blocks.
+    lanes, kc = isa.lanes(DTYPES[problem.dtype].itemsize), kc_of(*tiles[0], DTYPES[problem.dtype].itemsize, host.cache(1), host.cache(2))
+    for tile, widest in ((3, lanes), (1, math.inf)) if rule.tile is None else ((rule.tile, math.inf),):
+        deep = replace(rule, tile=tile, box=rule.box.clipped("n", 0, widest))
+        found.append(at_least(deep, "k", tasks * kc, "pc", "blocks of k"))
     return found
 
 

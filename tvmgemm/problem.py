@@ -105,6 +105,16 @@ class Problem:
     symmetric: bool = False
 
     @property
+    def mn(self) -> float:
+        """Elements of C of one product, as a float, like ``work``."""
+        return float(self.m) * float(self.n)
+
+    @property
+    def kn(self) -> float:
+        """Elements of B of one product, as a float, like ``work``."""
+        return float(self.k) * float(self.n)
+
+    @property
     def work(self) -> float:
         """Multiply-adds of one product, as a float: sizes beyond 2**31 must not overflow in the native table."""
         return float(self.m) * float(self.n) * float(self.k)

@@ -21,7 +21,7 @@ from ._native import ffi, lib
 from .blocking import BlockSizes
 from .frontend import matmul, numpys_matmul
 from .host import host
-from .planner import blocks_of
+from .planner import Box, blocks_of
 from .problem import DTYPES, OPS
 from .spec import KernelSpec
 
@@ -67,10 +67,11 @@ class Kernel:
         ``tvmgemm.matmul``: until ``restore``, another kernel's ``serve`` or a change of options. The operands
         must be such that it can take them (``family.validity.unsuitable``)."""
         sides = {f"{side}_{end}": bound for side in ("m", "n", "k", "batch") for end, bound in zip(("lo", "hi"), _ALL_SIZES)}
+        products = {f"{side}_{end}": bound for side in Box.PRODUCTS for end, bound in (("lo", 0.0), ("hi", float("inf")))}
         plan = {
             "dtype": DTYPES[self.spec.dtype].native_id, "op": OPS.index(self.spec.op),
             "a_layout": _ANY, "b_layout": _ANY, "c_layout": _ANY, "symmetric": _ANY,
-            **sides, "work_lo": 0.0, "work_hi": float("inf"), "kernel": self.handle,
+            **sides, **products, "kernel": self.handle,
             "mc": self.blocks.mc, "nc": self.blocks.nc, "kc": self.blocks.kc, "tasks": self.tasks, "id": 0,
         }  # fmt: skip
         lib.tg_clear_plans()

@@ -41,14 +41,20 @@ static inline uint32_t packed_layouts(int32_t a, int32_t b, int32_t c, int32_t s
         | (uint32_t)(symmetric & 255) << 24;
 }
 
-static inline bool serves(const tg_entry *entry, const tg_problem *p, uint32_t layouts, double work)
+/* As floating-point numbers: they may be beyond 2**63. */
+typedef struct {
+    double mn, kn, work;
+} products;
+
+static inline bool serves(const tg_entry *entry, const tg_problem *p, uint32_t layouts, const products *of)
 {
     const tg_plan *plan = &entry->plan;
     return (layouts & entry->layout_mask) == entry->layout_value
         && p->m >= plan->m_lo && p->m <= plan->m_hi && p->n >= plan->n_lo && p->n <= plan->n_hi
         && p->k >= plan->k_lo && p->k <= plan->k_hi
         && p->batch >= plan->batch_lo && p->batch <= plan->batch_hi
-        && work >= plan->work_lo && work <= plan->work_hi;
+        && of->work >= plan->work_lo && of->work <= plan->work_hi
+        && of->mn >= plan->mn_lo && of->mn <= plan->mn_hi && of->kn >= plan->kn_lo && of->kn <= plan->kn_hi;
 }
 
 tg_entry *tg_find(tg_thread *self, const tg_problem *p)
@@ -56,15 +62,16 @@ tg_entry *tg_find(tg_thread *self, const tg_problem *p)
     table *t = &tables[p->dtype][p->op];
     uint8_t *hint = &self->hint[p->dtype][p->op];
     uint32_t layouts = packed_layouts(p->a_layout, p->b_layout, p->c_layout, p->symmetric);
-    double work = (double)p->m * (double)p->n * (double)p->k;
+    double n = (double)p->n, mn = (double)p->m * n;
+    const products of = { mn, (double)p->k * n, mn * (double)p->k };
     tg_entry *entry = atomic_load_explicit(&t->slot[*hint], memory_order_acquire);
-    if (TG_LIKELY(entry && serves(entry, p, layouts, work)))
+    if (TG_LIKELY(entry && serves(entry, p, layouts, &of)))
         return entry;
     for (int i = 0; i < SLOTS; i++) {
         entry = atomic_load_explicit(&t->slot[i], memory_order_acquire);
         if (!entry)
             break;
-        if (serves(entry, p, layouts, work)) {
+        if (serves(entry, p, layouts, &of)) {
             *hint = (uint8_t)i;
             return entry;
         }
@@ -81,7 +88,7 @@ static uint32_t hash_of(const tg_plan *plan)
     return hash;
 }
 
-_Static_assert(sizeof(tg_plan) == 6 * 4 + 8 * 8 + 2 * 8 + 8 + 6 * 8,
+_Static_assert(sizeof(tg_plan) == 6 * 4 + 8 * 8 + 6 * 8 + 8 + 6 * 8,
                "tg_plan has padding: it can't be compared as bytes");
 
 static tg_entry *intern(const tg_plan *plan)

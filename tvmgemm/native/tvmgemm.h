@@ -39,7 +39,7 @@ typedef struct tg_kernel tg_kernel;
 typedef struct {
     int32_t dtype, op, a_layout, b_layout, c_layout, symmetric;       /* layouts, symmetric: -1 = any */
     int64_t m_lo, m_hi, n_lo, n_hi, k_lo, k_hi, batch_lo, batch_hi;   /* inclusive */
-    double work_lo, work_hi;                                          /* inclusive bounds on m*n*k */
+    double mn_lo, mn_hi, kn_lo, kn_hi, work_lo, work_hi;              /* inclusive bounds on m*n, k*n, m*n*k */
     tg_kernel *kernel;                                                /* NULL: decline, NumPy's loop runs */
     int64_t mc, nc, kc, tasks;
     int64_t stack_tasks;              /* share out the products of a stack, each with `tasks` = 1; 1: nothing does */

@@ -309,10 +309,11 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[_
     slender = _Rule(
         Box(n=(0, 2 * lanes)), name, in_place, 4, f"C is at most {2 * lanes} wide: a row of B is two vectors"
     )
-    few = _Rule(
-        Box(m=(0, FLAT), n=(0, 2 * columns), k=(0, 2 * kc)), name, in_place, None if plain else 1,
-        f"m <= {FLAT} and a B of at most {2 * kc} x {2 * columns}, which is packed for too few rows",
-    )  # fmt: skip
+    # As many times L2 as L3 delivers to few rows without delay.
+    near = Box(m=(0, FLAT), kn=(0.0, 5.0 * kc * columns))
+    why = f"m <= {FLAT} and a B of at most {5 * kc * columns} elements, which is packed for too few rows"
+    few = _Rule(near.clipped("n", 0, 2 * columns), name, in_place, None if plain else 1, why)
+    wide = [replace(few, box=near.clipped("k", SHALLOW + 1, math.inf))] if in_place == "none" else []
     small = _Rule(
         Box(m=(0, FEW_ROWS), n=(0, held)), name, in_place, None if plain else 1,
         f"m <= {FEW_ROWS} and blocks of B of at most {kc} x {held}, which stay in L2 as they are",
@@ -332,6 +333,10 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[_
     short = _Rule(
         Box(m=(0, SHORT)), _packs_b(options), packed_b, 0, f"m <= {SHORT}: B is packed right before it is used"
     )
+    lean = _Rule(
+        Box(m=(FEW_ROWS + 1, math.inf), n=(0, columns), k=(SHALLOW // 4, SHALLOW)), _packs_b(options), packed_b, 2,
+        f"n <= {columns} and k <= {SHALLOW}: tiles one vector wide have the shortest start and end",
+    )  # fmt: skip
     slim = _Rule(
         Box(n=(0, FEW_COLUMNS)), _packs_b(options), packed_b, 0,
         f"n <= {FEW_COLUMNS}: packing A costs more than reading its rows",
@@ -339,9 +344,10 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[_
     large = _Rule(Box(), name, "ab", 0, "both operands packed")
     if not free:
         return [tiny, narrow, slender, small, large]
-    if plain:
-        return [column, few, small, low, shallow, flat, short, slim, large]
-    return [tiny, narrow, slender, few, small, low, shallow, flat, short, slim, large]
+    # Measured: a tenth for float64 and A3B2C0, nothing or less for the others.
+    thin = [lean, slim] if itemsize == 8 and options.num_threads == 1 else [slim]
+    first = [column] if plain else [tiny, narrow, slender]
+    return [*first, few, *wide, small, low, shallow, flat, short, *thin, large]
 
 
 def _packs_b(options: Options) -> str:

@@ -249,11 +249,12 @@ def edge_sizes(isa: str, dtype: str) -> list[int]:
 
 
 @functools.cache
-def cases(isa: str, dtype: str, op: str) -> list[Case]:
+def cases(isa: str, dtype: str, op: str, symmetric: bool = False) -> list[Case]:
     """Every pair of edges in m and n, with k, layouts, blocks and tasks drawn by a seeded generator; then
     numbers that are not finite, that vanish, and that raise flags, and threads with something to do.
+    ``symmetric``: n is m, B is A^T, and no numbers raise flags.
     """
-    draw = _Draw(dtype, op, np.random.default_rng(1), random.Random(1))
+    draw = _Draw(dtype, op, np.random.default_rng(1), random.Random(1), symmetric)
     sizes = edge_sizes(isa, dtype)
     small = [size for size in sizes if 0 < size <= 33]
     found = [draw.normal(m, n, draw.choose.choice(sizes)) for m, n in itertools.product(sizes, repeat=2)]
@@ -261,6 +262,8 @@ def cases(isa: str, dtype: str, op: str) -> list[Case]:
         found += [kind(*draw.choose.choices(small, k=3)) for _ in range(20)]
     together = {"blocks": (24, 24, 32), "tasks": 3, "launch": THREADS}
     found += [replace(draw.normal(70, 70, 70), **together) for _ in range(8)]
+    if symmetric:
+        return found
     for shape, at in itertools.product([(1, 1, 1), (9, 13, 6), (30, 20, 40)], (0, -1)):
         found.append(draw.loud(*shape, at, np.inf, 0.0, INVALID))
         found.append(draw.loud(*shape, at, np.finfo(dtype).max, 4.0, OVERFLOW))
@@ -275,6 +278,7 @@ class _Draw:
     op: str
     rng: np.random.Generator
     choose: random.Random
+    symmetric: bool = False
 
     def normal(self, m: int, n: int, k: int) -> Case:
         """Normal numbers of magnitudes 1/8 to 8, some of them zero of either sign."""
@@ -308,8 +312,10 @@ class _Draw:
 
     def _case(self, a: np.ndarray, b: np.ndarray, c: np.ndarray, flags: int = 0) -> Case:
         choose = self.choose
+        if self.symmetric:
+            b, c = a.T, np.resize(c, (len(a), len(a)))
         (a_layout, a), (b_layout, b) = (
-            self._operand(x, LAYOUTS if flags else _INPUT_LAYOUTS) for x in (a, b)
+            self._operand(x, LAYOUTS if flags or self.symmetric else _INPUT_LAYOUTS) for x in (a, b)
         )
         c_layout, c = self._operand(c, LAYOUTS)
         alpha, beta = choose.choice([1.0, -1.0, 2.5]), choose.choice([0.0, 0.0, 1.0, -2.0, 0.3])

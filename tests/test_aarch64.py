@@ -32,6 +32,11 @@ DEFAULTS = [
     for loop in ("", VARIANTS[name].outer[-1])
 ]
 DEFAULTS += [make(dtype, "B3A2C0", packing="none") for dtype in FLOATS]
+DEFAULTS += [
+    make(dtype, "B3A2C0", packing=packing, parallel=loop, tile=tile, symmetric=True)
+    for dtype, tile in {"float32": (8, 8), "float64": (4, 8)}.items()
+    for packing, loop in (("b", ""), ("ab", "ic"))
+]
 
 #: Every packing and parallel loop; every tile, step and switch by itself.
 EVERYTHING = [
@@ -86,11 +91,11 @@ def kernels(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reference(kernels):
-    """``reference(dtype, op)``: what the first variant answers to all cases."""
+    """``reference(dtype, op, symmetric)``: what the first variant answers to all cases."""
 
     @functools.cache
-    def run(dtype: str, op: str) -> Run:
-        return kernels.run(AARCH64, reference_spec(dtype, op), cases(ISA, dtype, op))
+    def run(dtype: str, op: str, symmetric: bool) -> Run:
+        return kernels.run(AARCH64, reference_spec(dtype, op), cases(ISA, dtype, op, symmetric))
 
     return run
 
@@ -100,11 +105,11 @@ def test_kernel(kernels, reference, spec):
     """Results within bounds, nothing read or written outside, no flag that the numbers do not raise; and the
     same bits from every member of the family.
     """
-    every_case = cases(ISA, spec.dtype, spec.op)
+    every_case = cases(ISA, spec.dtype, spec.op, spec.symmetric)
     taken = suitable(spec, every_case)
     run = kernels.run(AARCH64, spec, taken)
     check(run, taken)
-    theirs = dict(zip(map(id, every_case), reference(spec.dtype, spec.op).answers))
+    theirs = dict(zip(map(id, every_case), reference(spec.dtype, spec.op, spec.symmetric).answers))
     for case, answer in zip(taken, run.answers):
         if one_order(spec, case):
             same = answer.buffer.tobytes() == theirs[id(case)].buffer.tobytes()

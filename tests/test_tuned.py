@@ -339,6 +339,15 @@ def test_explain_says_when_numpy_was_measured_to_be_faster(cache):
     assert (told.served, told.tuned) == (False, True) and "tuned: " in str(told)
 
 
+def test_info_counts_them(cache):
+    from tvmgemm.cli import info
+
+    assert info.collect()["cache"]["tuned"] == 0
+    use(cache, entry(), entry(m=200))
+    facts = info.collect()
+    assert facts["cache"]["tuned"] == 2 and "2 tuned products" in info.render(facts)
+
+
 IMPORTED = """
 import sys, os
 opened = []

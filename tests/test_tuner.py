@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from equivalence import RUNNABLE
 
+import tvmgemm
 from tvmgemm import trial, tuned, tuner
 from tvmgemm.cli import tune as command
 from tvmgemm.family.tiles import TILES
@@ -151,7 +152,7 @@ def test_a_member_with_other_results_does_not_take_part():
     (kernel,) = trial.load([spec]).values()
     wrong = Wrong(kernel.spec, kernel.blocks, kernel.tasks, kernel.handle)
     a, b = tuner.operands(SQUARE)
-    assert list(tuner._agreeing({"right": kernel, "wrong": wrong}, a, b)) == ["right"]
+    assert list(tuner._agreeing(kernel, {"right": kernel, "wrong": wrong}, a, b)) == ["right"]
 
 
 # -- the command
@@ -225,12 +226,22 @@ def test_what_there_is_not(arguments, message, capsys):
 
 
 def test_a_folder_that_cannot_be_used(tmp_path, capsys):
-    import tvmgemm
-
     (tmp_path / "file").write_text("")
     with pytest.warns(RuntimeWarning, match="not used"), tvmgemm.options(cache_dir=tmp_path / "file" / "cache"):
         assert command.main(["--shapes", "20"]) == 1
     assert "no place for results" in capsys.readouterr().err
+
+
+def test_nothing_is_tuned_where_a_choice_is_forced(capsys):
+    with tvmgemm.options(packing="ab"):
+        assert command.main([]) == 2
+    assert "the settings force" in capsys.readouterr().err
+
+
+def test_nothing_is_built_where_that_is_forbidden(tmp_path, capsys):
+    with tvmgemm.options(cache_dir=tmp_path, jit="off"):
+        assert command.main(["--shapes", "20", "--seconds", "0.1"]) == 1
+    assert "TVMGEMM_JIT=off forbids building it" in capsys.readouterr().err
 
 
 def test_without_its_packages_it_says_what_to_install(monkeypatch, capsys):

@@ -106,6 +106,8 @@ def load(
     store = dispatch.store()
     paths = {spec: store.find(spec, kernel_key(spec)) for spec in dict.fromkeys(specs)}
     missing = [spec for spec, path in paths.items() if path is None]
+    if missing and settings.current().jit == "off":
+        raise BuildFailed(f"{missing[0].name} is not in the store and TVMGEMM_JIT=off forbids building it")
     while missing:  # again for those that another process is building: their lock is waited for if they come first
         for result in build(missing, store, BUILD_TIMEOUT):
             if result.error is not None:
@@ -130,9 +132,9 @@ def _handle(spec: KernelSpec, path: str):
 
 
 def interleaved(
-    kernels: Mapping[str, Kernel], a: np.ndarray, b: np.ndarray, seconds: float, threads: int
+    kernels: Mapping[str, Kernel], a: np.ndarray, b: np.ndarray, seconds: float, threads: int, numpy: bool = True
 ) -> dict[str, list[float]]:
-    """Seconds per call of every kernel and of NumPy, by name, one sample of each per round.
+    """Seconds per call of every kernel and, unless ``numpy`` is False, of NumPy, by name, one sample of each per round.
 
     A kernel is put in charge of ``tvmgemm.matmul`` before its sample and outside of its time. Results go into
     an array that exists. With one thread the seconds are those that this process had a core: in a round of sixty
@@ -140,7 +142,8 @@ def interleaved(
     """
     out = np.empty((a.shape[0], b.shape[1]), a.dtype)
     functions: dict[str, Callable[[], object]] = dict.fromkeys(kernels, partial(matmul, a, b, out))
-    functions[NUMPY] = partial(numpys_matmul, a, b, out)
+    if numpy:
+        functions[NUMPY] = partial(numpys_matmul, a, b, out)
 
     def before(name: str) -> None:
         if name in kernels:

@@ -40,6 +40,9 @@ MEMBERS, FINALISTS = 14, 2
 #: A tile is not tried if, with its edges, it computes so many times as much as the best one.
 WASTE = 2.0
 
+#: Where NumPy takes so many times as long as the planner's choice, it does not take part.
+_HOPELESS = 4.0
+
 #: The part of the time that the first pass takes.
 _FIRST = 0.5
 
@@ -75,26 +78,28 @@ def tune(problem: Problem, threads: int, seconds: float, progress: Callable[[str
     with timing.thread_limit(threads), settings.options(tuned="off"):
         options, machine = settings.current(), host()
         planned = plan(problem, machine, options)
+        chosen = trial.NUMPY if planned.spec is None else Candidate(planned.spec, planned.blocks).name
         a, b = operands(problem)
         specs = proposals(problem, planned, machine, options)
-        specs = specs[: _affordable(a, b, seconds * _FIRST)]
+        (base,) = trial.load(specs[:1], threads, tell).values()
+        once, numpys = _seconds(lambda: base.multiply(a, b)), _seconds(lambda: np.matmul(a, b))
+        numpy = planned.spec is None or numpys < _HOPELESS * once
+        specs = specs[: _affordable(max(once, numpys * numpy), seconds * _FIRST)]
         loaded = trial.load(specs, threads, tell)
         kernels = {Candidate(spec, kernel.blocks).name: kernel for spec, kernel in loaded.items()}
-        kernels = _agreeing(kernels, a, b)
-        chosen = trial.NUMPY if planned.spec is None else Candidate(planned.spec, planned.blocks).name
+        kernels = _agreeing(base, kernels, a, b)
 
         tell(f"{len(kernels)} members")
-        first = trial.interleaved(kernels, a, b, seconds * _FIRST, threads)
+        first = trial.interleaved(kernels, a, b, seconds * _FIRST, threads, numpy)
         names = [name for name in trial.ranked(first) if name != chosen][:FINALISTS]
         finalists = {name: kernels[name] for name in (*names, chosen) if name in kernels}
-        best = next((kernels[name] for name in trial.ranked(first) if name in kernels), None)
-        if best is not None:
-            resized = {Candidate(best.spec, blocks).name: replace(best, blocks=blocks) for blocks in resizings(best, problem)}
-            finalists |= _agreeing(resized, a, b) if resized else {}
+        best = next(kernels[name] for name in trial.ranked(first) if name in kernels)
+        resized = {Candidate(best.spec, blocks).name: replace(best, blocks=blocks) for blocks in resizings(best, problem)}
+        finalists |= _agreeing(base, resized, a, b)
         if chosen in finalists:
             finalists[TWIN] = finalists[chosen]
         tell(f"{len(finalists)} of them again")
-        last = trial.interleaved(finalists, a, b, seconds * (1 - _FIRST), threads)
+        last = trial.interleaved(finalists, a, b, seconds * (1 - _FIRST), threads, numpy)
     return verdict(problem, threads, specs[0].isa, chosen, last, finalists)
 
 
@@ -210,15 +215,19 @@ def verdict(
     return replace(entry, winner=tuned.MEMBER, spec=winner.spec, mc=winner.blocks.mc, nc=winner.blocks.nc)
 
 
-def _agreeing(kernels: dict[str, trial.Kernel], a: np.ndarray, b: np.ndarray) -> dict[str, trial.Kernel]:
-    """Those whose product is that of the first to the bit: results must not depend on what was tuned."""
-    products = {name: kernel.multiply(a, b) for name, kernel in kernels.items()}
-    first = next(iter(products.values()))
-    return {name: kernel for name, kernel in kernels.items() if products[name].tobytes() == first.tobytes()}
+def _agreeing(
+    base: trial.Kernel, kernels: dict[str, trial.Kernel], a: np.ndarray, b: np.ndarray
+) -> dict[str, trial.Kernel]:
+    """Those whose product is that of ``base`` to the bit: results must not depend on what was tuned."""
+    expected = base.multiply(a, b).tobytes()
+    return {name: kernel for name, kernel in kernels.items() if kernel.multiply(a, b).tobytes() == expected}
 
 
-def _affordable(a: np.ndarray, b: np.ndarray, seconds: float) -> int:
-    """How many members can be compared in so many seconds, with the least number of rounds; at least two."""
-    np.matmul(a, b)
-    once = max(timing.sample(lambda: np.matmul(a, b), 1), timing.MIN_SECONDS)
-    return max(2, int(seconds / once / (timing.MIN_ROUNDS + 2)))
+def _seconds(call: Callable[[], object]) -> float:
+    call()
+    return timing.sample(call, 1)
+
+
+def _affordable(once: float, seconds: float) -> int:
+    """How many members that take ``once`` can be compared in ``seconds``, with the fewest rounds; at least two."""
+    return max(2, int(seconds / max(once, timing.MIN_SECONDS) / (timing.MIN_ROUNDS + 2)))

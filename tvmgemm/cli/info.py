@@ -10,7 +10,7 @@ import platform
 import numpy as np
 
 import tvmgemm
-from tvmgemm import settings
+from tvmgemm import dispatch, settings
 from tvmgemm.build.link import find_linker
 from tvmgemm.family.isa import ISAS
 from tvmgemm.family.tiles import KERNEL_DTYPES
@@ -70,6 +70,7 @@ def collect() -> dict:
             "entries": len(entries),
             "bytes": sum(entry.bytes for entry in entries),
             "limit": store.limit,
+            "tuned": len(dispatch.tuned(current)),
         },
         "dtypes": list(KERNEL_DTYPES),
         "settings": {
@@ -150,7 +151,8 @@ def _store_text(store: dict) -> str:
     if store["folder"] is None:
         return "none: the folder can't be used (see the warning)"
     megabytes = store["bytes"] / (1 << 20)
-    return f"{store['folder']}: {store['entries']} kernels, {megabytes:.1f} MiB of {store['limit'] >> 20} MiB"
+    tuned = f", {store['tuned']} tuned products" if store["tuned"] else ""
+    return f"{store['folder']}: {store['entries']} kernels, {megabytes:.1f} MiB of {store['limit'] >> 20} MiB{tuned}"
 
 
 def _cache_text(cache: dict) -> str:

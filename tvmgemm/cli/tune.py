@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-import tvmgemm
 from tvmgemm import dispatch, settings
 from tvmgemm.host import host
+from tvmgemm.planner import forced
 from tvmgemm.problem import Problem
 
 # fmt: off
@@ -42,6 +42,8 @@ def main(argv: list[str]) -> int:
         return _fail(f"no kernels exist for this CPU ({host().arch})", 2)
     if unknown := [name for name in arguments.dtype if name not in tuner.tunable(isa.name)]:
         return _fail(f"dtype {', '.join(unknown)}: pass some of {', '.join(tuner.tunable(isa.name))}", 2)
+    if forced(settings.current()):
+        return _fail("the settings force a variant, micro-kernel, packing or parallel loop, so nothing is left to choose", 2)
     store = dispatch.store()
     if store.folder is None:
         return _fail("the kernel cache's folder can't be used, so there is no place for results", 1)

@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,6 +122,7 @@ def main(argv: list[str] | None = None) -> int:
     suites = [SUITES[name] for name in dict.fromkeys(arguments.suites or SUITES)]
     command = shlex.join(["python", "-m", "benchmarks", *(sys.argv[1:] if argv is None else argv)])
     results, usable = begin(arguments, suites, command, notes)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what a time limit sends: no reason to lose the rows
     try:
         wrong = run(arguments, suites, results, usable)
     except KeyboardInterrupt:

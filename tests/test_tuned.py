@@ -185,6 +185,9 @@ WRONG = {
     "a kernel of another CPU": lambda data: spoil(data, "entries", 0, "kernel", "isa", "z80"),
     "blocks without bounds": lambda data: spoil(data, "entries", 0, "mc", data["entries"][0]["mc"] * 10**6),
     "blocks of broken tiles": lambda data: spoil(data, "entries", 0, "mc", data["entries"][0]["mc"] + 1),
+    "a kernel for half of C": lambda data: spoil(data, "entries", 0, "kernel", "symmetric", True),
+    "a kernel of an early step": lambda data: spoil(data, "entries", 0, "kernel", "step", "basic"),
+    "more tasks than threads": lambda data: spoil(data, "entries", 0, "tasks", 2),
     "no ratio": lambda data: spoil(data, "entries", 0, "ratio", []),
 }
 # fmt: on
@@ -277,6 +280,13 @@ def test_what_was_measured_itself_comes_before_what_is_near():
 def test_the_planners_own_choice_is_no_rule():
     kept = entry(winner=PLANNER)
     assert plan(kept.problem, host(), ONE, [kept]) == plan(kept.problem, host(), ONE)
+
+
+def test_an_entry_says_how_many_tasks_share_the_loop():
+    isa, parallel = an_isa(), Options(num_threads=8)
+    spec = member("B3A2C0", "float32", isa, parallel="ic")
+    one = replace(entry(threads=8), spec=spec, mc=spec.mr, nc=spec.nr, tasks=3)
+    assert plan(one.problem, host(), parallel, [one]).tasks == 3
 
 
 def test_numpy_can_win():

@@ -184,8 +184,7 @@ def plan(problem: Problem, host: Host, options: Options, tuned: Sequence[Tuned] 
     passed: list[Box] = []
     for box, entry in [] if forced(options) else _measured(tuned, problem, isa, options):
         if box.holds(problem):
-            tasks = options.num_threads if entry.spec and entry.spec.parallel else 1
-            return Plan(entry.spec, entry.blocks(host), tasks, box.beside(passed, problem), entry.reason, tuned=True)
+            return Plan(entry.spec, entry.blocks(host), entry.tasks, box.beside(passed, problem), entry.reason, tuned=True)
         passed.append(box)
     for rule in _rules(problem, isa, host, options):
         if rule.box.holds(problem):

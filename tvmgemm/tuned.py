@@ -26,7 +26,7 @@ from .family.validity import check, unsuitable
 from .host import Host
 from .planner import Box, blocks_of
 from .problem import DTYPES, LAYOUT_NAMES, Problem
-from .spec import KernelSpec
+from .spec import STEPS, KernelSpec
 from .store.files import rename_as_bad, sound_content, write_whole
 from .store.key import KERNEL_ABI, KernelKey, generator_digest
 
@@ -55,7 +55,7 @@ MEMBER, NUMPY, PLANNER = "member", "numpy", "planner"
 class Tuned:
     """One measured product.
 
-    ``winner`` is ``MEMBER`` (then ``spec``, ``mc``, ``nc`` say which), ``NUMPY`` or ``PLANNER``. ``ratio`` is the
+    ``winner`` is ``MEMBER`` (then ``spec``, ``mc``, ``nc``, ``tasks`` say which), ``NUMPY`` or ``PLANNER``. ``ratio`` is the
     planner's choice's time over the winner's, median and quartiles; ``over`` names the planner's choice, ``measured``
     the day (ISO 8601). ``threads`` is the number that products may use, ``isa`` the instruction set of the kernels.
     """
@@ -70,6 +70,7 @@ class Tuned:
     spec: KernelSpec | None = None
     mc: int = 0
     nc: int = 0
+    tasks: int = 1
 
     @property
     def point(self) -> Box:
@@ -196,7 +197,7 @@ def _to_json(entry: Tuned) -> dict:
     result = {"problem": problem, "threads": entry.threads, "isa": entry.isa, "winner": entry.winner}
     if entry.spec is not None:
         result["kernel"] = {name: value for name, value in entry.spec.to_dict().items() if value != defaults[name]}
-        result |= {"mc": entry.mc, "nc": entry.nc}
+        result |= {"mc": entry.mc, "nc": entry.nc, "tasks": entry.tasks}
     return result | {"ratio": [round(x, 3) for x in entry.ratio], "over": entry.over, "measured": entry.measured}
 
 
@@ -226,6 +227,7 @@ def _entry(data: Mapping, host: Host) -> Tuned:
         spec=KernelSpec.from_dict(data["kernel"]) if "kernel" in data else None,
         mc=_whole(data.get("mc", 0), 0),
         nc=_whole(data.get("nc", 0), 0),
+        tasks=_whole(data.get("tasks", 1), 1),
     )
     for name in "mnk":
         _whole(getattr(problem, name), 1)
@@ -244,7 +246,11 @@ def _check_member(entry: Tuned, host: Host) -> None:
     spec = entry.spec
     if (spec.dtype, spec.isa, spec.op) != (entry.problem.dtype, entry.isa, "matmul") or spec.isa not in ISAS:
         raise ValueError(f"an entry's kernel is of another kind than its problem: {spec}")
+    if (spec.step, spec.without) != (STEPS[-1], ()) or spec.symmetric > entry.problem.symmetric:
+        raise ValueError(f"an entry's kernel is none that the planner uses for its problem: {spec}")
     check(spec)
+    if entry.tasks > (entry.threads if spec.parallel else 1):
+        raise ValueError(f"an entry has {entry.tasks} tasks for {entry.threads} threads and the loop {spec.parallel!r}")
     model = blocks_of(spec, host)
     for name, size, tile in (("mc", entry.mc, spec.mr or 1), ("nc", entry.nc, spec.nr or 1)):
         if size < 1 or size % tile or size > _BLOCK_FACTOR * getattr(model, name):

@@ -81,11 +81,12 @@ def tune(problem: Problem, threads: int, seconds: float, progress: Callable[[str
         chosen = trial.NUMPY if planned.spec is None else Candidate(planned.spec, planned.blocks).name
         a, b = operands(problem)
         specs = proposals(problem, planned, machine, options)
-        (base,) = trial.load(specs[:1], threads, tell).values()
+        tasks = planned.tasks if planned.tasks > 1 else threads
+        (base,) = trial.load(specs[:1], tasks, tell).values()
         once, numpys = _seconds(lambda: base.multiply(a, b)), _seconds(lambda: np.matmul(a, b))
         numpy = planned.spec is None or numpys < _HOPELESS * once
         specs = specs[: _affordable(max(once, numpys * numpy), seconds * _FIRST)]
-        loaded = trial.load(specs, threads, tell)
+        loaded = trial.load(specs, tasks, tell)
         kernels = {Candidate(spec, kernel.blocks).name: kernel for spec, kernel in loaded.items()}
         kernels = _agreeing(base, kernels, a, b)
 
@@ -212,7 +213,8 @@ def verdict(
     if best == trial.NUMPY:
         return replace(entry, winner=tuned.NUMPY)
     winner = kernels[best]
-    return replace(entry, winner=tuned.MEMBER, spec=winner.spec, mc=winner.blocks.mc, nc=winner.blocks.nc)
+    blocks = {"mc": winner.blocks.mc, "nc": winner.blocks.nc}
+    return replace(entry, winner=tuned.MEMBER, spec=winner.spec, tasks=winner.tasks, **blocks)
 
 
 def _agreeing(

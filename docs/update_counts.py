@@ -12,13 +12,13 @@ from pathlib import Path
 
 PAGE = Path(__file__).with_name("family.md")
 
-#: A table stands between a comment that names its target and the next comment.
-TABLE = re.compile(r"(?<=<!-- counts: )([\w-]+)( -->\n).*?(?=<!-- -->)", re.DOTALL)
+#: A table stands between a comment that names its target and dtype and the next comment.
+TABLE = re.compile(r"(?<=<!-- counts: )([\w-]+) ([\w-]+)( -->\n).*?(?=<!-- -->)", re.DOTALL)
 
 
-def table(target: str) -> str:
-    """The default kernels of ``target`` and what is in their inner loops, as Markdown."""
-    arguments = ["--show", "counts", "--variant", "all", "--target", target]
+def table(target: str, dtype: str) -> str:
+    """The default kernels of ``target`` for ``dtype`` and what is in their inner loops, as Markdown."""
+    arguments = ["--show", "counts", "--variant", "all", "--dtype", dtype, "--target", target]
     command = [sys.executable, "-m", "tvmgemm", "emit", *arguments]
     said = subprocess.run(command, cwd=PAGE.parent.parent, check=True, stdout=subprocess.PIPE, text=True)
     _, _, rows = said.stdout.partition("\n\n")
@@ -27,7 +27,7 @@ def table(target: str) -> str:
 
 def updated(page: str) -> str:
     """``page`` with all its tables as they are now."""
-    return TABLE.sub(lambda found: found[1] + found[2] + table(found[1]), page)
+    return TABLE.sub(lambda found: f"{found[1]} {found[2]}{found[3]}{table(found[1], found[2])}", page)
 
 
 if __name__ == "__main__":

@@ -28,12 +28,19 @@ FORCED = planner.DEFAULT_VARIANT
 #: The dtypes whose kernels are those of docs/design.md section 3: one order of summation, NaN pads.
 FLOATS = ("float32", "float64")
 
-#: The instruction sets that this machine runs, narrow to wide.
-RUNNABLE = [isa.name for isa in ISAS.values() if isa.arch == host().arch and isa.requires <= host().features]
+#: The micro-tiles of those dtypes.
+FLOAT_TILES = {key: tiles for key, tiles in TILES.items() if key[1] in FLOATS}
+
+#: The instruction sets that this machine runs and that have kernels of those dtypes, narrow to wide.
+RUNNABLE = [
+    isa.name
+    for isa in ISAS.values()
+    if isa.arch == host().arch and isa.requires <= host().features and (isa.name, FLOATS[0]) in FLOAT_TILES
+]
 
 #: Sizes at which something changes: nothing, one, and one below, at and above the edges of every micro-tile
 #: and vector.
-_EDGES = {edge for isa in RUNNABLE for dtype in FLOATS for tile in TILES[isa, dtype]["C"][:3] for edge in tile}
+_EDGES = {edge for isa in RUNNABLE for dtype in FLOATS for tile in FLOAT_TILES[isa, dtype]["C"][:3] for edge in tile}
 _EDGES |= {2 * edge for edge in _EDGES}
 EDGE_SIZES = sorted({0, 1, 2, 3} | {edge + d for edge in _EDGES for d in (-1, 0, 1)})
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from equivalence import FLOAT_TILES
 
 import tvmgemm
 from benchmarks import __main__ as command
@@ -21,7 +22,6 @@ from benchmarks.suites import SUITES
 from tvmgemm import trial
 from tvmgemm._native import lib
 from tvmgemm.family.members import member
-from tvmgemm.family.tiles import TILES
 from tvmgemm.family.validity import check
 from tvmgemm.family.variants import VARIANTS
 from tvmgemm.spec import STEPS, SWITCHES
@@ -104,7 +104,7 @@ def test_a_kernel_that_cannot_be_built_says_why(isa):
 # -- what is compared
 
 
-@pytest.mark.parametrize("isa, dtype", TILES)
+@pytest.mark.parametrize("isa, dtype", FLOAT_TILES)
 @pytest.mark.parametrize("extent", ["quick", "usual"])
 def test_members_are_kernels_and_have_names_of_their_own(isa, dtype, extent):
     specs = list(family.specs(isa, dtype, extent, threads=1))

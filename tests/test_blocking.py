@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from equivalence import FLOAT_TILES
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tvmgemm.blocking import KC_LIMIT, KC_STEP, L3_BLOCK_LIMIT, BlockSizes, block_sizes, kc_of
 from tvmgemm.family.isa import ISAS
-from tvmgemm.family.tiles import TILES
 from tvmgemm.family.variants import LOOP_DIMENSION, VARIANTS
 from tvmgemm.host import DEFAULT_CACHES, Cache
 from tvmgemm.problem import DTYPES
@@ -102,14 +102,14 @@ def test_block_sizes_of_every_variant(variant, rows, columns, expected):
 
 
 @pytest.mark.parametrize("cpu", CPUS)
-@pytest.mark.parametrize("isa, dtype", TILES)
+@pytest.mark.parametrize("isa, dtype", FLOAT_TILES)
 def test_blocks_fit_their_caches(cpu, isa, dtype):
     """Every packed block leaves a way of its cache free; none is so small that packing it cannot pay."""
     itemsize, levels = DTYPES[dtype].itemsize, caches(cpu)
-    kc = kc_of(*TILES[isa, dtype]["C"][0], itemsize, *levels[:2])
+    kc = kc_of(*FLOAT_TILES[isa, dtype]["C"][0], itemsize, *levels[:2])
     assert 96 <= kc <= KC_LIMIT
     for variant in VARIANTS.values():
-        for rows, columns in TILES[isa, dtype][variant.resident]:
+        for rows, columns in FLOAT_TILES[isa, dtype][variant.resident]:
             b = blocks(variant.name, rows, columns, itemsize, kc, *levels)
             size = {"m": b.mc, "n": b.nc, "k": b.kc}
             third, second = (bytes_of(operand, size, itemsize) for operand, _ in variant.packed)
@@ -154,17 +154,17 @@ def test_absurd_caches_give_usable_blocks(l1, l2, l3, mr, nr, itemsize):
         assert b.mc > 0 and b.nc > 0 and b.kc == 256
 
 
-@pytest.mark.parametrize("isa, dtype", TILES)
+@pytest.mark.parametrize("isa, dtype", FLOAT_TILES)
 def test_defaults_for_hidden_caches(isa, dtype):
     itemsize = DTYPES[dtype].itemsize
-    for mr, nr in TILES[isa, dtype]["C"]:
+    for mr, nr in FLOAT_TILES[isa, dtype]["C"]:
         b = goto(mr, nr, itemsize, *(DEFAULT_CACHES[level] for level in (1, 2, 3)))
         assert b.mc * b.kc * itemsize <= DEFAULT_CACHES[2].bytes and b.kc >= 96
 
 
 def test_larger_caches_never_give_smaller_footprints():
     """Twice the L2, everything else equal: Ac does not shrink."""
-    for (isa, dtype), tiles in TILES.items():
+    for (isa, dtype), tiles in FLOAT_TILES.items():
         assert isa in ISAS
         for mr, nr in tiles["C"]:
             sizes = []

@@ -17,11 +17,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from equivalence import FLOATS, FORCED, RUNNABLE, assert_close, fill, lay_out, row_major
+from equivalence import FLOAT_TILES, FLOATS, FORCED, RUNNABLE, assert_close, fill, lay_out, row_major
 
 from tvmgemm.build.link import find_linker, link
+from tvmgemm.family.arithmetic import ARITHMETICS, arithmetic_of
 from tvmgemm.family.isa import ISAS
-from tvmgemm.family.tiles import TILES, check_tile, registers_needed
+from tvmgemm.family.tiles import check_tile, registers_needed
 from tvmgemm.family.variants import VARIANTS
 from tvmgemm.problem import DTYPES, OPS
 from tvmgemm.spec import KernelSpec
@@ -30,17 +31,17 @@ pytest.importorskip("tvm", reason="needs the compiler")
 
 
 def spec_of(isa: str, dtype: str, op: str, packing: str, parallel: str) -> KernelSpec:
-    mr, nr = TILES[isa, dtype]["C"][packing == "none"]
+    mr, nr = FLOAT_TILES[isa, dtype]["C"][packing == "none"]
     return KernelSpec(dtype, isa, FORCED, mr, nr, op=op, packing=packing, parallel=parallel)
 
 
 #: What planners choose from, for every instruction set; and the other packings, one loop order of each.
 SPECS = [
     spec_of(isa, dtype, *rest)
-    for isa, dtype in TILES
+    for isa, dtype in FLOAT_TILES
     for rest in itertools.product(OPS, ["ab", "none"], ["", "ic", "jc", "pc"])
 ]
-SPECS += [spec_of(isa, dtype, "matmul", packing, "") for isa, dtype in TILES for packing in ("a", "b")]
+SPECS += [spec_of(isa, dtype, "matmul", packing, "") for isa, dtype in FLOAT_TILES for packing in ("a", "b")]
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ def test_the_inner_loop_stays_in_registers(compile_of, spec):
         assert not [line.strip() for line in loop if re.search(stack, line)], "\n".join(loop)
 
 
-@pytest.mark.parametrize("isa, dtype", TILES)
+@pytest.mark.parametrize("isa, dtype", FLOAT_TILES)
 def test_the_inner_loop_is_lean(compile_of, isa, dtype):
     """Per step of k: a load per vector of B, at most a load and a broadcast per element of A, the
     multiply-adds, and a few instructions to go on.
@@ -199,9 +200,10 @@ def test_the_inner_loop_is_lean(compile_of, isa, dtype):
 )
 def test_too_large_a_tile_is_refused(mr, nr, isa, itemsize, registers):
     has = ISAS[isa].vector_registers
-    assert registers_needed(mr, nr, ISAS[isa], itemsize) == registers > has
+    how = ARITHMETICS[f"fma{8 * itemsize}"]
+    assert registers_needed(mr, nr, ISAS[isa], how) == registers > has
     with pytest.raises(ValueError, match=rf"{mr}x{nr} with resident C needs {registers} vector registers, {isa} has {has}"):
-        check_tile(mr, nr, isa, itemsize)
+        check_tile(mr, nr, isa, how)
     from tvmgemm.family.generator import generate
 
     with pytest.raises(ValueError, match=rf"needs {registers} vector registers"):
@@ -211,15 +213,15 @@ def test_too_large_a_tile_is_refused(mr, nr, isa, itemsize, registers):
 @pytest.mark.parametrize("mr, nr", [(0, 16), (-1, 16), (4, 0), (4, 12), (4, -8)])
 def test_impossible_tiles_are_refused(mr, nr):
     with pytest.raises(ValueError, match=f"micro-kernel {mr}x{nr} with resident C: .*multiple of 8"):
-        check_tile(mr, nr, "x86-64-v3", 4)
+        check_tile(mr, nr, "x86-64-v3", ARITHMETICS["fma32"])
 
 
 def test_tiles_of_the_table_are_possible():
-    for (isa, dtype), tiles in TILES.items():
+    for (isa, dtype), tiles in FLOAT_TILES.items():
         for resident, sizes in tiles.items():
             for rows, columns in sizes:
-                check_tile(rows, columns, isa, DTYPES[dtype].itemsize, resident)
-    assert set(TILES) >= set(itertools.product(ISAS, FLOATS))
+                check_tile(rows, columns, isa, arithmetic_of(isa, dtype, "ab"), resident)
+    assert set(FLOAT_TILES) == set(itertools.product((isa for isa, _ in FLOAT_TILES), FLOATS))
 
 
 def test_a_loop_that_cannot_be_parallel_is_refused():

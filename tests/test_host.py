@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tvmgemm import host as host_module
 from tvmgemm.family.isa import ISAS
+from tvmgemm.family.tiles import TILES
 from tvmgemm.host import Cache, Host, count_cores, read_affinity, read_caches, read_cpu_quota, read_model
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -171,7 +172,7 @@ def test_affinity_of_this_process():
     assert read_affinity() == os.sched_getaffinity(0)
 
 
-X86 = [isa for isa in ISAS.values() if isa.arch == "x86_64"]
+X86 = [isa for isa in ISAS.values() if isa.arch == "x86_64" and (isa.name, "float32") in TILES]
 ALL_X86 = frozenset().union(*(isa.requires for isa in X86))
 WIDEST_X86 = X86[-1].name
 
@@ -194,6 +195,14 @@ WIDEST_X86 = X86[-1].name
 def test_widest_isa_that_all_allow(arch, features, cap, name):
     isa = host_with(features=features, arch=arch).isa(cap)
     assert (isa and isa.name) == name
+
+
+def test_the_level_is_the_widest_with_kernels_of_the_dtype():
+    everything = host_with(features=frozenset().union(*(isa.requires for isa in ISAS.values())), arch="x86_64")
+    assert everything.isa(None, "int8").name == "x86-64-v4-vnni" and everything.isa(None, "int32").name == "x86-64-v4"
+    assert everything.isa("x86-64-v4", "int8").name == "x86-64-v4"
+    assert everything.isa("x86-64-v3-vnni", "int8").name == "x86-64-v3-vnni"
+    assert everything.isa("x86-64-v2", "float16") is None and everything.isa(None, "no such dtype") is None
 
 
 def test_model_is_read_from_the_first_page(tmp_path):

@@ -11,8 +11,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import pytest
-from equivalence import FLOATS
+from equivalence import FLOAT_TILES, FLOATS
 
+from tvmgemm.family.arithmetic import WAYS, arithmetic_of, lanes_of
 from tvmgemm.family.inspection import InnerLoop, hottest, inner_loops
 from tvmgemm.family.instructions import SYNTAX
 from tvmgemm.family.isa import EMITTED_ISAS, ISAS, isa_of
@@ -282,13 +283,13 @@ def test_targets_have_tiles_that_fit():
     assert set(ISAS) | set(EMITTED_ISAS) <= set(TARGETS)
     for target in TARGETS.values():
         isa = isa_of(target.isa)
-        for dtype in FLOATS:
-            facts = DTYPES[dtype]
+        for dtype in WAYS[isa.name]:
             tiles = tiles_of(isa.name, dtype)
-            assert len(tiles["C"]) >= 3 and tiles["C"][2][1] == isa.lanes(facts.itemsize)
+            assert len(tiles["C"]) >= 3 and tiles["C"][2][1] == lanes_of(isa.name, dtype, "none")
             for resident, shapes in tiles.items():
                 for shape in shapes:
-                    check_tile(*shape, isa.name, facts.itemsize, resident)
+                    in_place = shape != shapes[0] and resident == "C"
+                    check_tile(*shape, isa.name, arithmetic_of(isa.name, dtype, "none" if in_place else "ab"), resident)
 
 
 def test_members_have_default_tiles():
@@ -321,16 +322,15 @@ EMITTED_EVERY_TIME = {"sapphirerapids", "apple-m1", "riscv64-v", "power9"}
 def promised() -> list:
     """(spec, target) of every kernel whose counts are checked, as parameters."""
     found = []
-    for isa in ISAS:
-        for dtype in FLOATS:
-            # What planners choose besides the defaults: A in place.
-            in_place = [member("A3C2B0", dtype, isa, packing="c"), member("B3A2C0", dtype, isa, packing="b")]
-            specs = [*default_members(dtype, isa), *in_place]
-            marks = () if (isa, dtype) in EVERY_TIME else pytest.mark.slow
-            found += [pytest.param(spec, None, marks=marks, id=spec.name) for spec in specs]
-            for resident, variant in (("C", "B3A2C0"), ("A", "B3C2A0"), ("B", "A3C2B0")):
-                others = [member(variant, dtype, isa, tile) for tile in tiles_of(isa, dtype)[resident][1:]]
-                found += [pytest.param(spec, None, marks=pytest.mark.slow, id=spec.name) for spec in others]
+    for isa, dtype in FLOAT_TILES:
+        # What planners choose besides the defaults: A in place.
+        in_place = [member("A3C2B0", dtype, isa, packing="c"), member("B3A2C0", dtype, isa, packing="b")]
+        specs = [*default_members(dtype, isa), *in_place]
+        marks = () if (isa, dtype) in EVERY_TIME else pytest.mark.slow
+        found += [pytest.param(spec, None, marks=marks, id=spec.name) for spec in specs]
+        for resident, variant in (("C", "B3A2C0"), ("A", "B3C2A0"), ("B", "A3C2B0")):
+            others = [member(variant, dtype, isa, tile) for tile in tiles_of(isa, dtype)[resident][1:]]
+            found += [pytest.param(spec, None, marks=pytest.mark.slow, id=spec.name) for spec in others]
     for target in TARGETS.values():
         if target.name in ISAS:
             continue

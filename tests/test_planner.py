@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvmgemm import planner
+from tvmgemm.family import tiles
 from tvmgemm.family.isa import ISAS
 from tvmgemm.family.tiles import TILES, UNBLOCKED_TILES
 from tvmgemm.family.validity import check, unsuitable
@@ -366,7 +367,7 @@ def test_default_variant_exists():
 
 
 def test_a_dtype_without_kernels_is_declined_everywhere_at_once(monkeypatch):
-    monkeypatch.setattr(planner, "TILES", {key: tiles for key, tiles in TILES.items() if key[1] in FLOATS})
+    monkeypatch.setattr(tiles, "TILES", {key: found for key, found in TILES.items() if key[1] in FLOATS})
     for dtype in set(DTYPES) - set(FLOATS):
         decided = plan(Problem(dtype, 9, 8, 7), HOSTS["server"], Options())
         assert not decided.served and not decided.refused and decided.box == Box()

@@ -65,18 +65,20 @@ class Host:
     cores: int
     model: str = ""
 
-    def isa(self, cap: str | None = None) -> Isa | None:
-        """The widest instruction set whose features are all present and which is not wider than ``cap``.
+    def isa(self, cap: str | None = None, dtype: str = "float32") -> Isa | None:
+        """The widest instruction set with kernels for ``dtype`` whose features are all present and which is not wider
+        than ``cap``.
 
         ``cap`` is a name of ``family.isa.ISAS``; one of another architecture says nothing about this one and
-        caps nothing. None when this machine has no instruction set of the table.
+        caps nothing. None when this machine has no such instruction set.
         """
         from .family.isa import ISAS
+        from .family.tiles import TILES
 
         ours = [isa for isa in ISAS.values() if isa.arch == self.arch]  # narrow to wide
         if cap is not None and ISAS[cap].arch == self.arch:
             ours = ours[: ours.index(ISAS[cap]) + 1]
-        usable = [isa for isa in ours if isa.requires <= self.features]
+        usable = [isa for isa in ours if isa.requires <= self.features and (isa.name, dtype) in TILES]
         return usable[-1] if usable else None
 
     def cache(self, level: int) -> Cache:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .blocking import BlockSizes, block_sizes, kc_of
-from .family.isa import Isa
+from .family.arithmetic import Arithmetic, arithmetic_of, lanes_of, rounds_once
+from .family.isa import ISAS, Isa
 from .family.members import member, unblocked_member
 from .family.tiles import TILES, UNBLOCKED_TILES
 from .family.validity import check, unsuitable
@@ -66,6 +67,9 @@ TALL = 16
 TINY = 32
 
 DEFAULT_VARIANT = "B3A2C0"
+
+#: The dtypes that NumPy hands to its BLAS; for all others it has a scalar loop.
+BLAS = ("float32", "float64", "complex64", "complex128")
 
 _UNBOUNDED = (0, 2**62)
 
@@ -173,13 +177,14 @@ def plan(problem: Problem, host: Host, options: Options, tuned: Sequence[Tuned] 
 
     ``tuned``: what was measured on this host. Where an entry holds it decides, unless the options force a choice.
     """
-    isa = host.isa(options.max_isa)
+    isa = host.isa(options.max_isa, problem.dtype)
     if options.variant == "numpy":
         return Plan(None, None, 1, Box(), "TVMGEMM_VARIANT=numpy leaves every product to NumPy")
     if isa is None:
+        widest = host.isa(options.max_isa)
+        if widest is not None:
+            return Plan(None, None, 1, Box(), f"no kernels for {problem.dtype} on {widest.name}")
         return Plan(None, None, 1, Box(), f"no kernels exist for this CPU ({host.arch}, {options.max_isa or 'any level'})")
-    if (isa.name, problem.dtype) not in TILES:
-        return Plan(None, None, 1, Box(), f"no kernels for {problem.dtype} on {isa.name}")
     options = replace(options, num_threads=options.num_threads or host.cores)
     passed: list[Box] = []
     for box, entry in [] if forced(options) else _measured(tuned, problem, isa, options):
@@ -228,6 +233,8 @@ def _spec(rule: _Rule, problem: Problem, isa: Isa, options: Options) -> KernelSp
     if options.microkernel is not None:
         tile = tuple(map(int, options.microkernel.split("x")))
     packing = rule.packing if options.packing is None else options.packing
+    if packing != rule.packing and problem.dtype not in BLAS and options.microkernel is None:
+        tile = None  # another arithmetic may have other lanes
     return member(
         variant.name, problem.dtype, isa.name, tile, packing, op=problem.op, parallel=parallel, symmetric=rule.symmetric
     )
@@ -235,23 +242,31 @@ def _spec(rule: _Rule, problem: Problem, isa: Isa, options: Options) -> KernelSp
 
 def blocks_of(spec: KernelSpec, host: Host) -> BlockSizes:
     """The block sizes of a kernel on this host."""
-    tiles, itemsize = TILES[spec.isa, spec.dtype]["C"], DTYPES[spec.dtype].itemsize
     l1, l2, l3 = (host.cache(level) for level in (1, 2, 3))
     tile = {"m": spec.mr or 1, "n": spec.nr or 1, "k": spec.kr or 1}
-    kc = kc_of(*tiles[0], itemsize, l1, l2)
-    return block_sizes(VARIANTS[spec.variant], tile, itemsize, kc, l1, l2, l3)
+    how = arithmetic_of(spec.isa, spec.dtype, spec.packing, spec.arithmetic)
+    steps = _steps(spec.isa, spec.dtype, how, host)
+    sizes = block_sizes(VARIANTS[spec.variant], tile, how.size, steps, l1, l2, l3)
+    return replace(sizes, kc=steps * how.group)
+
+
+def _steps(isa: str, dtype: str, how: Arithmetic, host: Host) -> int:
+    """Elements of a panel along a block of k: kc, in groups. One number for all kernels of an arithmetic on a host."""
+    rows, vectors = TILES[isa, dtype]["C"][0][0], TILES[isa, dtype]["C"][0][1] // lanes_of(isa, dtype, "ab")
+    return kc_of(rows, vectors * how.lanes(ISAS[isa]), how.size, host.cache(1), host.cache(2))
 
 
 def _rules(problem: Problem, isa: Isa, host: Host, options: Options) -> list[_Rule]:
     """The rules for problems of these layouts, first match first; the last one holds everything."""
     rules: list[_Rule] = []
-    if not forced(options) and problem.op == "matmul":
+    if not forced(options) and problem.op == "matmul" and problem.dtype in BLAS:
         for side in ("m", "n"):
             why = f"{side} = 1 is a matrix-vector product: NumPy's BLAS runs it at the speed of memory"
             rules.append(_Rule(Box(**{side: (1, 1)}), None, "", 0, why))
         if problem.symmetric:
             rules += _symmetric(problem, isa, options)
-    for choice in _choices(problem, isa, host, options):
+    choices = _choices if problem.dtype in BLAS else _choices_without_peer
+    for choice in choices(problem, isa, host, options):
         rules += _shared_out(choice, isa, problem, host, options)
     return rules
 
@@ -283,7 +298,7 @@ def _symmetric(problem: Problem, isa: Isa, options: Options) -> list[_Rule]:
 def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[_Rule]:
     """Variant, packing and tile by shape, before anything is shared out."""
     name = options.variant if options.variant != "auto" else DEFAULT_VARIANT
-    variant, tiles, itemsize = VARIANTS[name], TILES[isa.name, problem.dtype]["C"], DTYPES[problem.dtype].itemsize
+    variant, tiles, itemsize = VARIANTS[name], TILES[isa.name, problem.dtype]["C"], DTYPES[problem.dtype].c_size
     free = options.variant == "auto" and not (options.microkernel or options.packing)
     if variant.resident != "C":
         return [_Rule(Box(), name, variant.packable, 0, f"{name} is forced")]
@@ -347,6 +362,26 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[_
     thin = [lean, slim] if itemsize == 8 and options.num_threads == 1 else [slim]
     first = [column] if plain else [tiny, narrow, slender]
     return [*first, few, *wide, small, low, shallow, flat, short, *thin, large]
+
+
+def _choices_without_peer(problem: Problem, isa: Isa, host: Host, options: Options) -> list[_Rule]:
+    """The same for the dtypes that NumPy has a scalar loop for: everything is served, and what decides is how soon the packing
+    of both operands pays, for a packed kernel multiplies groups of elements and converts each element once."""
+    name = options.variant if options.variant != "auto" else DEFAULT_VARIANT
+    packed = _Rule(Box(), name, "ab", 0, "both operands packed")
+    if problem.b_layout != "row":
+        return [packed]
+    lanes = lanes_of(isa.name, problem.dtype, "none")
+    free = options.variant == "auto" and not (options.microkernel or options.packing)
+    widest = UNBLOCKED_TILES.get((isa.name, problem.dtype), (0, 0))[1]
+    if free and widest and problem.c_layout == "row" and options.parallel_loop != "pc":
+        small = Box(m=(0, TINY), n=(0, widest), k=(0, SHALLOW))
+        return [_Rule(small, name, "none", None, f"at most {TINY} x {widest}, read in place"), packed]
+    in_place = [
+        _Rule(Box(m=(0, TINY), n=(0, lanes), k=(0, SHALLOW)), name, "none", 3, f"at most {TINY} x {lanes}, read in place"),
+        _Rule(Box(m=(0, TINY), n=(0, 2 * lanes), k=(0, SHALLOW)), name, "none", 4, f"at most {TINY} x {2 * lanes}, read in place"),
+    ]
+    return [*in_place, packed]
 
 
 def _packs_b(options: Options) -> str:
@@ -414,7 +449,10 @@ def _shares(rule: _Rule, isa: Isa, problem: Problem, host: Host) -> list[_Rule]:
         found = [at_least(rule, "m", TALL * tasks * mr, "ic", "rows")] if variant.outer[0] == "ic" else []
         found.append(at_least(rule, "mn", float(tasks * mr * nr), variant.outer[-1], "tiles"))
     # Few elements of C, each a long sum: blocks of k, by a kernel that has loops over blocks.
-    lanes, kc = isa.lanes(DTYPES[problem.dtype].itemsize), kc_of(*tiles[0], DTYPES[problem.dtype].itemsize, host.cache(1), host.cache(2))
+    if rounds_once(problem.dtype):  # sums that are not complete have nowhere to be added up
+        return found
+    how, lanes = arithmetic_of(isa.name, problem.dtype, "ab"), lanes_of(isa.name, problem.dtype, "none")
+    kc = _steps(isa.name, problem.dtype, how, host) * how.group
     for tile, widest in ((3, lanes), (1, math.inf)) if rule.tile is None else ((rule.tile, math.inf),):
         deep = replace(rule, tile=tile, box=rule.box.clipped("n", 0, widest))
         found.append(at_least(deep, "k", tasks * kc, "pc", "blocks of k"))
@@ -430,8 +468,11 @@ def companions(spec: KernelSpec, host: Host, options: Options) -> list[KernelSpe
         return []
     options = replace(options, num_threads=options.num_threads or host.cores)
     lean = free and (spec.isa, spec.dtype) in UNBLOCKED_TILES
-    wanted = [] if lean else [(name, "none", 1)]
-    wanted += [(_packs_b(options), "b", 0)] if free else []
+    if spec.dtype in BLAS:
+        wanted = [] if lean else [(name, "none", 1)]
+        wanted += [(_packs_b(options), "b", 0)] if free else []
+    else:
+        wanted = [] if lean else [(name, "none", 3), (name, "none", 4)]
     tiles, found = TILES[spec.isa, spec.dtype]["C"], []
     for parallel in ("", "ic") if options.num_threads > 1 else ("",):
         rest = {"op": spec.op, "parallel": parallel}

@@ -16,7 +16,7 @@ SWITCHES = ("vector-packing", "register-loads", "prefetch")
 class KernelSpec:
     """What is compiled. Sizes, strides, block sizes and the number of tasks are arguments of the kernel.
 
-    ``dtype``: element type of A, B and C. ``isa``: a name of ``family.isa.ISAS``. ``variant``: a name of
+    ``dtype``: a name of ``problem.DTYPES``. ``isa``: a name of ``family.isa.ISAS``. ``variant``: a name of
     ``family.variants.VARIANTS``. ``mr``, ``nr``, ``kr``: the micro-tile in elements; the one that is not a dimension of
     the resident operand is 0. ``op``: ``"matmul"`` writes C = A.B and never reads C; ``"gemm"`` computes
     C = alpha.A.B + beta.C. ``packing``: which operands are packed, one of the variant's ``packings``; a B that a
@@ -24,7 +24,8 @@ class KernelSpec:
     packs it. ``symmetric``: B is A^T in the same memory, half of C is computed and copied to the other half.
     ``parallel``: the outer loop whose iterations are shared out to tasks, or ``""``. ``step``: one of ``STEPS``.
     ``without``: those of ``SWITCHES`` that are left out. ``blocked``: False leaves out the loops over cache blocks and
-    everything else that a small product can do without (``family.unblocked``).
+    everything else that a small product can do without (``family.unblocked``). ``arithmetic``: a name of
+    ``family.arithmetic.ARITHMETICS``, or ``""`` for the default of dtype, instruction set and packing.
     """
 
     dtype: str
@@ -40,6 +41,7 @@ class KernelSpec:
     step: str = "optimised"
     without: tuple[str, ...] = ()
     blocked: bool = True
+    arithmetic: str = ""
 
     @property
     def tile(self) -> str:
@@ -60,6 +62,7 @@ class KernelSpec:
         parts += [self.step] if self.step != STEPS[-1] else []
         parts += [] if self.blocked else ["unblocked"]
         parts += [f"no-{switch}" for switch in self.without]
+        parts += [self.arithmetic] if self.arithmetic else []
         return "-".join((*parts, self.isa))
 
     @property

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tvmgemm import settings
+from tvmgemm.family.arithmetic import WAYS, lanes_of
 from tvmgemm.family.inspection import InnerLoop, hottest, inner_loops
 from tvmgemm.family.isa import isa_of
 from tvmgemm.family.members import default_members, member
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
     """Print what is asked for, or write it to a file; returns the exit status."""
     parser = _parser()
     asked = parser.parse_args(argv)
-    target = _target(asked.target, parser)
+    target = _target(asked.target, asked.dtype, parser)
     specs = _specs(asked, target, parser)
     if asked.show == "loops":
         text = outline(*specs)
@@ -111,23 +112,25 @@ def _switches(text: str) -> tuple[str, ...]:
     return tuple(switch for switch in SWITCHES if switch in asked)
 
 
-def _target(name: str, parser: argparse.ArgumentParser) -> Target:
+def _target(name: str, dtype: str, parser: argparse.ArgumentParser) -> Target:
     if name != "host":
         if name not in TARGETS:
             parser.error(f"argument --target: {name!r} is not one of host, {', '.join(TARGETS)}")
         return TARGETS[name]
     cap = settings.current().max_isa
-    isa = host().isa(cap)
+    isa = host().isa(cap) if dtype == "all" else host().isa(cap, dtype)
     if isa is None:
         limit = f" up to {cap}" if cap else ""
         parser.error(
-            f"argument --target: host has no kernels ({host().arch}{limit}); pass one of {', '.join(TARGETS)}"
+            f"argument --target: host has no kernels for {dtype} ({host().arch}{limit}); pass one of {', '.join(TARGETS)}"
         )
     return TARGETS[isa.name]
 
 
 def _specs(asked: argparse.Namespace, target: Target, parser: argparse.ArgumentParser) -> list[KernelSpec]:
     """The one kernel that is asked for, or the default ones of all variants or dtypes."""
+    if asked.dtype not in ("all", *WAYS[target.isa]):
+        parser.error(f"argument --dtype: no kernels for {asked.dtype} on {target.isa}; there are some for {', '.join(WAYS[target.isa])}")
     if "all" not in (asked.variant, asked.dtype):
         rest = {
             "op": asked.op, "symmetric": asked.symmetric, "step": asked.step, "without": asked.without,
@@ -157,7 +160,7 @@ def _specs(asked: argparse.Namespace, target: Target, parser: argparse.ArgumentP
     if changed := [name for name in names if getattr(asked, name) != parser.get_default(name)]:
         option = "--" + changed[0].replace("_", "-")
         parser.error(f"'all' shows default kernels; leave out {option}, or name one variant and one dtype")
-    dtypes = KERNEL_DTYPES if asked.dtype == "all" else [asked.dtype]
+    dtypes = WAYS[target.isa] if asked.dtype == "all" else [asked.dtype]
     specs = [spec for dtype in dtypes for spec in default_members(dtype, target.isa)]
     return [spec for spec in specs if asked.variant in ("all", spec.variant)]
 
@@ -243,7 +246,7 @@ def kernel_table(found: Iterable[tuple[KernelSpec, list[InnerLoop]]], target: Ta
     rows = []
     for spec, loops in found:
         hot, (height, width) = hottest(loops), spec.tile_sizes
-        steps = hot.fmas * isa_of(spec.isa).lanes(DTYPES[spec.dtype].itemsize) // (height * width)
+        steps = hot.fmas * lanes_of(spec.isa, spec.dtype, spec.packing, spec.arithmetic) // (height * width)
         kernel = [spec.variant, spec.dtype, spec.tile, spec.packing]
         rows.append([*kernel, str(steps), *_counts(hot, _COLUMNS)])
     head = f"Inner loops for full tiles, default kernels for {_described(target)}\n"

@@ -15,12 +15,9 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from ..problem import DTYPES
+from .arithmetic import bits
 
 INDEX = "int64"
-
-#: Alignment, in bytes, that may be assumed of a pointer to a dtype: one element, for NumPy promises no more.
-ITEMSIZE = {INDEX: 8, **{name: dtype.itemsize for name, dtype in DTYPES.items()}}
 
 
 def const(value: int):
@@ -127,6 +124,12 @@ def round_up(a, b):
     return ceil_div(a, b) * b
 
 
+def lanes_of(value) -> int:
+    """Elements of a vector; 1 for a scalar."""
+    _, _, lanes = str(value.ty).partition("x")
+    return int(lanes or 1)
+
+
 class Register:
     """A variable of one vector. One allocation each: LLVM merges a larger tile into a vector of hundreds of lanes."""
 
@@ -144,29 +147,31 @@ class Register:
 
 
 class Vectors:
-    """Vectors of one dtype on one instruction set: ``lanes`` elements each.
+    """Vectors of one type: ``lanes`` elements each.
 
     Lanes outside the matrix hold quiet NaNs (or copies of real elements): arithmetic on a quiet NaN sets no
     floating-point flag, whatever the other operand is, while 0 would raise *invalid* against a user's infinity.
     """
 
-    def __init__(self, dtype: str, itemsize: int, lanes: int):
+    def __init__(self, dtype: str, lanes: int):
         self.dtype = dtype
-        self.itemsize = itemsize
+        self.itemsize = bits(dtype) // 8
         self.lanes = lanes
         self.type = f"{dtype}x{lanes}"
-        self._llvm = f"v{lanes}f{8 * itemsize}"
+        self.floating = dtype.startswith("float")
+        self._element = f"{'f' if self.floating else 'i'}{bits(dtype)}"
+        self._llvm = f"v{lanes}{self._element}"
 
     def scalar(self, value: float):
         """A constant of the dtype."""
-        return tirx.const(value, self.dtype)
+        return tirx.const(value if self.floating else int(value), self.dtype)
 
     def splat(self, value):
         """Every lane holds ``value`` (a Python number or a scalar expression)."""
-        return T.broadcast(self.scalar(value) if isinstance(value, float) else value, self.lanes)
+        return T.broadcast(self.scalar(value) if isinstance(value, (int, float)) else value, self.lanes)
 
     def multiply_add(self, a, b, c):
-        """a * b + c of vectors or of scalars, rounded once if the instruction set can do that.
+        """a * b + c of floating-point vectors or scalars, rounded once if the instruction set can do that.
 
         Asked for, because what LLVM makes of a product and a sum differs: on Arm it fuses them in one place and not in
         another, and of a sum of two products now the one and now the other.
@@ -183,8 +188,10 @@ class Vectors:
         limit = let(name, tirx.Cast("int32", minimum(maximum(limit, const(0)), const(self.lanes))))
         return T.ramp(tirx.const(0, "int32"), tirx.const(1, "int32"), self.lanes) < T.broadcast(limit, self.lanes)
 
-    def masked_load(self, address, mask, otherwise: float = float("nan")):
-        """Load; memory outside the mask is not touched, those lanes hold ``otherwise``."""
+    def masked_load(self, address, mask, otherwise: float | None = None):
+        """Load; memory outside the mask is not touched, those lanes hold ``otherwise``, or a quiet NaN (0 of integers)."""
+        if otherwise is None:
+            otherwise = float("nan") if self.floating else 0
         return T.call_llvm_intrin(
             self.type, f"llvm.masked.load.{self._llvm}.p0", address, mask, self.splat(otherwise)
         )
@@ -216,8 +223,10 @@ class Vectors:
         while width < self.lanes:
             rows = self._exchange(rows, width, lambda a, b: self._separate(a, b, group))
             width *= 2
-        # Interleaving leaves the columns of a group of four in the order 0 2 1 3.
-        return [rows[c - c % 4 + (0, 2, 1, 3)[c % 4] if group == 4 else c] for c in range(self.lanes)]
+        # Interleaving leaves the columns of a group in the order of their reversed binary numbers: 0 2 1 3.
+        digits = group.bit_length() - 1
+        order = [int(f"{c:0{digits}b}"[::-1], 2) for c in range(group)] if digits else [0]
+        return [rows[c - c % group + order[c % group]] for c in range(self.lanes)]
 
     def _exchange(self, rows: list, distance: int, step) -> list:
         """Replace each pair of rows ``distance`` apart by the two results of ``step``."""
@@ -251,12 +260,14 @@ class Vectors:
 class View:
     """Memory that the caller owns, seen as an array of ``dtype`` with these strides (in elements) and this offset.
 
+    Alignment is that of one element, for NumPy promises no more.
+
     The last index of a vector access runs over consecutive elements, so the last stride must be 1 there. Indices are
     flattened here and not by TVM, whose flattened vector indices only its slowest passes turn back into one access.
     """
 
     def __init__(self, name: str, pointer, dtype: str, strides, offset=None):
-        self._buffer = T.decl_buffer((const(1 << 40),), dtype, data=pointer, align=ITEMSIZE[dtype])
+        self._buffer = T.decl_buffer((const(1 << 40),), dtype, data=pointer, align=bits(dtype) // 8)
         IRBuilder.name(name, self._buffer)
         self._strides = strides
         self._offset = offset
@@ -334,9 +345,10 @@ def function(symbol: str):
             T.Return(tirx.const(0, "int32"))
 
 
-def body():
-    """The context of all that follows the arguments of a function: it brings the definitions that ``View.kept`` calls."""
-    return T.attr(tirx.const(0, "int32"), "pragma_import_llvm", _KEPT)
+def body(definitions: str = ""):
+    """The context of all that follows the arguments of a function: it brings the definitions that ``opaque`` calls, and
+    others in LLVM's language."""
+    return T.attr(tirx.const(0, "int32"), "pragma_import_llvm", _KEPT + definitions)
 
 
 def pointer(name: str, base, dtype: str, offset):

@@ -17,15 +17,15 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from ..problem import DTYPES
 from ..spec import STEPS, KernelSpec
 from . import emit, macrokernel, partition, plain, split_k, triangle, unblocked
+from .elements import Elements
 from .emit import const, let, loop
 from .isa import isa_of
-from .packing import Operand, pack_panels
+from .packing import Operand, append_shift, pack_panels
 from .validity import check
 from .variants import LOOP_DIMENSION, OPERAND_DIMENSIONS, PANELS, VARIANTS
-from .workspace import Workspace
+from .workspace import SUMS_LIMIT, Workspace
 
 #: The int64 arguments of a kernel, in order; strides in elements. The same list stands in native/tvmgemm.h.
 ARGUMENTS = (
@@ -67,11 +67,10 @@ class Generator:
 
     def __post_init__(self) -> None:
         spec = self.spec
-        dtype = DTYPES[spec.dtype]
         self.isa = isa_of(spec.isa)
         self.variant = VARIANTS[spec.variant]
-        self.itemsize = dtype.itemsize
-        self.vectors = emit.Vectors(spec.dtype, dtype.itemsize, self.isa.lanes(dtype.itemsize))
+        self.elements = Elements(spec)
+        self.vectors = self.elements.sums
         self.tile = {"m": spec.mr or 1, "n": spec.nr or 1, "k": spec.kr or 1}
         packing = "" if spec.packing == "none" or spec.step in ("basic", "blocked") else spec.packing
         self.packed = {operand: at for operand, at in self.variant.packed if operand.lower() in packing}
@@ -88,7 +87,29 @@ class Generator:
             v[dimension + "c"] = emit.settled(f"{dimension}c_even", self._even_block(loop_name, dimension))
         # Never evened out: the order of summation must not depend on the shape.
         v["kc"] = let("kc_used", emit.maximum(emit.minimum(v["kc"], v["k"]), const(1)))
+        if self.elements.rounds_once:
+            v["piece"] = let("piece", self._piece())
         self.memory = Workspace(self)
+
+    def steps(self, kb):
+        """Steps of the micro-kernel over ``kb`` of k: elements of a panel."""
+        return kb if self.elements.group == 1 else let("steps", emit.ceil_div(kb, const(self.elements.group)))
+
+    @property
+    def piece_dimension(self) -> str:
+        """The dimension of C that is looped over inside the loop over k."""
+        outer = self.variant.outer
+        return LOOP_DIMENSION[outer[outer.index("pc") + 1]]
+
+    def _piece(self):
+        """How much of that dimension goes through all blocks of k before the rest begins, so that the sums that wait
+        stay within ``SUMS_LIMIT``: whole blocks, one for each task; all of it if there is one block of k."""
+        v, inside = self.values, self.piece_dimension
+        other = v["nc" if inside == "m" else "mc"]
+        share = v[inside + "c"] * (v["tasks"] if LOOP_DIMENSION.get(self.spec.parallel) == inside else const(1))
+        fitting = tirx.truncdiv(const(SUMS_LIMIT // self.elements.sums.itemsize), other * share)
+        limited = share * emit.maximum(fitting, const(1))
+        return emit.T.if_then_else(v["k"] <= v["kc"], emit.maximum(v[inside], const(1)), limited)
 
     def _even_block(self, loop_name: str, dimension: str):
         """Blocks of equal size instead of full ones and a rest; as many as the tasks can share out evenly."""
@@ -115,7 +136,7 @@ class Generator:
             args, out = emit.argument("args", emit.INDEX), emit.argument("bytes", emit.INDEX)
             self._read_arguments(args)
             needed = emit.View("needed", out, emit.INDEX, (1,))
-            needed.set(self.memory.size * const(self.itemsize), const(0))
+            needed.set(self.memory.size * const(self.elements.panels.itemsize), const(0))
         return builder.get()
 
     # ---- P1: operands ---------------------------------------------------------------------------------------------
@@ -123,10 +144,11 @@ class Generator:
     def kernel(self) -> tvm.tirx.PrimFunc:
         """``int32 f(A, B, C, work, scale, args)``; returns 0."""
         with emit.function(self.spec.symbol) as builder:
-            dtype = self.spec.dtype
-            given = {name: emit.argument(name, dtype) for name in ("A", "B", "C", "work", "scale")}
+            elements = self.elements
+            types = elements.stored | {"work": elements.panels.dtype, "scale": elements.scale}
+            given = {name: emit.argument(name, dtype) for name, dtype in types.items()}
             args = emit.argument("args", emit.INDEX)
-            with emit.body():
+            with emit.body(elements.definitions):
                 self._read_arguments(args)
                 with loop("q", self.values["batch"]) as q:
                     self._product(given, emit.opaque("product", q))
@@ -135,7 +157,7 @@ class Generator:
     def _product(self, given: dict[str, Any], q) -> None:
         """Product q of the stack. What depends on sizes and strides only, LLVM computes once for all of them."""
         moved = {
-            operand: emit.pointer(f"{operand}_q", given[operand], self.spec.dtype, q * self.values[step])
+            operand: emit.pointer(f"{operand}_q", given[operand], self.elements.stored[operand], q * self.values[step])
             for operand, step in _STEPS.items()
         }
         self.pointers = given | moved
@@ -146,11 +168,11 @@ class Generator:
             unblocked.product(self)
 
     def _view_operands(self) -> None:
-        strides, dtype = _STRIDES["C"], self.spec.dtype
+        strides, dtype = _STRIDES["C"], self.elements.stored["C"]
         self.c_any = emit.View("C", self.pointers["C"], dtype, tuple(self.values[s] for s in strides))
         self.c_rows = emit.View("C_rows", self.pointers["C"], dtype, (self.values[strides[0]], 1))
         self.unit_columns = self.values["csc"] == const(1)
-        self.scale = emit.View("scale", self.pointers["scale"], dtype, (1,))
+        self.scale = emit.View("scale", self.pointers["scale"], self.elements.scale, (1,))
         self.sources = {
             operand: self._source(operand, *PANELS[self.variant.resident][operand])
             for operand in PANELS[self.variant.resident]
@@ -160,8 +182,9 @@ class Generator:
     def _source(self, operand: str, across: str, along: str) -> Operand:
         """An operand as its micro-panels see it: ``across`` the panels, ``along`` each of them."""
         stride = {d: self.values[s] for d, s in zip(OPERAND_DIMENSIONS[operand], _STRIDES[operand])}
-        e, k, pointer, dtype = stride[across], stride[along], self.pointers[operand], self.spec.dtype
+        e, k, pointer, dtype = stride[across], stride[along], self.pointers[operand], self.elements.stored[operand]
         return Operand(
+            name=operand,
             any=emit.View(operand, pointer, dtype, (e, k)),
             unit_e=emit.View(operand + "_unit_e", pointer, dtype, (k, 1)),
             unit_k=emit.View(operand + "_unit_k", pointer, dtype, (e, 1)),
@@ -183,12 +206,18 @@ class Generator:
             self._block_product(blocks, task)
             return
         name, rest = loops[0], loops[1:]
+        if name == "pc" and self.elements.rounds_once and self.piece_dimension not in blocks:
+            self._pieces(loops, blocks, task)
+            return
         dimension = LOOP_DIMENSION[name]
+        whole = blocks.get(dimension)  # a piece of it, or all
 
         def body(index, task) -> None:
             step = self.values[dimension + "c"]
-            start = let(dimension + "0", index * step)
-            enter(start, let(dimension + "b", emit.minimum(step, self.values[dimension] - start)), task)
+            passed = let(dimension + ("_passed" if whole else "0"), index * step)
+            extent = whole.size if whole else self.values[dimension]
+            start = let(dimension + "0", whole.start + passed) if whole else passed
+            enter(start, let(dimension + "b", emit.minimum(step, extent - passed)), task)
 
         def enter(start, size, task) -> None:
             inner = blocks | {dimension: Block(start, size)}
@@ -201,7 +230,7 @@ class Generator:
         if self.spec.symmetric and name == "ic":
             triangle.row_blocks(self, blocks["n"], enter)
             return
-        count = let(f"{name}_blocks", emit.blocks_in(self.values[dimension], self._step(name)))
+        count = let(f"{name}_blocks", emit.blocks_in(whole.size if whole else self.values[dimension], self._step(name)))
         if self.spec.parallel != name:
             with loop(name, count) as index:
                 body(index, task)
@@ -214,6 +243,17 @@ class Generator:
                 first, share = self.share(count, task)
                 with loop(name, share, first) as index:
                     body(index, task)
+
+    def _pieces(self, loops: list[str], blocks: dict[str, Block], task) -> None:
+        """All blocks of k for one piece of C after the other: see ``_piece``."""
+        dimension, step = self.piece_dimension, self.values["piece"]
+        extent = self.values[dimension]
+        with loop("piece_index", emit.blocks_in(extent, step)) as index:
+            start = let("piece0", index * step)
+            piece = Block(start, let("piece_size", emit.minimum(step, extent - start)))
+            inner = blocks | {dimension: piece}
+            self.sums_origin = tuple(inner[d].start for d in "mn")
+            self._outer_loops(loops, inner, task)
 
     def _step(self, name: str):
         return self.values[LOOP_DIMENSION[name] + "c"]
@@ -250,10 +290,12 @@ class Generator:
 
         def pack(first, number) -> None:
             pack_panels(
-                self.vectors, self.isa, panels, self.sources[operand],
+                self.elements, self.isa, panels, self.sources[operand],
                 width=width, first=first, e0=e.start, extent=e.size, count=number, p0=p.start, kb=p.size,
                 zero_padded=across == "k", vectorised=self.vectorised_packing,
             )  # fmt: skip
+            if operand == "B" and self.elements.shifted:
+                append_shift(self.elements, panels, width, first, number, self.steps(p.size))
 
         if self.spec.parallel and not self.private(at):
             with emit.parallel("packer", self.values["tasks"]) as packer:
@@ -277,18 +319,27 @@ class Generator:
         if self.slot is not None:
             write(lambda x, c, s: x)
             return
+        elements = self.elements
         if self.spec.op == "matmul":
-            emit.branch(first, lambda: write(lambda x, c, s: x), lambda: write(lambda x, c, s: c() + x))
+            emit.branch(
+                first,
+                lambda: write(lambda x, c, s: elements.result(x, emit.lanes_of(x))),
+                lambda: write(lambda x, c, s: elements.joined(c(), x, emit.lanes_of(x))),
+            )
             return
         alpha, beta = let("alpha", self.scale.get(const(0))), let("beta", self.scale.get(const(1)))
-        multiply_add = self.vectors.multiply_add
+
+        def scaled(kept):
+            """alpha.x, and what ``kept(load, splat, lanes)`` makes of the old C."""
+            return lambda: write(
+                lambda x, c, s: elements.scaled(s(alpha), x, kept and kept(c, s, emit.lanes_of(x)), emit.lanes_of(x))
+            )
+
+        times_beta = scaled(lambda c, s, lanes: s(beta) * elements.wide(c(), lanes))
+        # beta == 0: C is not read, so a NaN in it vanishes, as in BLAS.
+        no_beta = beta == emit.tirx.const(0, elements.scale)
         emit.branch(
             first,
-            # beta == 0: C is not read, so a NaN in it vanishes, as in BLAS.
-            lambda: emit.branch(
-                beta == self.vectors.scalar(0.0),
-                lambda: write(lambda x, c, s: s(alpha) * x),
-                lambda: write(lambda x, c, s: multiply_add(s(alpha), x, s(beta) * c())),
-            ),
-            lambda: write(lambda x, c, s: multiply_add(s(alpha), x, c())),
+            lambda: emit.branch(no_beta, scaled(None), times_beta),
+            scaled(lambda c, s, lanes: elements.wide(c(), lanes)),
         )

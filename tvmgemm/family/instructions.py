@@ -16,8 +16,8 @@ class Syntax:
     comments.
 
     ``branch``: mnemonics that may jump to the label they end with; ``leaves``: those that never go on.
-    ``vector`` finds a vector register's number. ``fma``, ``multiply``, ``add`` are vector arithmetic,
-    ``scalar_fma`` is of one element. ``load``, ``store`` count a vector for each match of ``moved`` (or one),
+    ``vector`` finds a vector register's number. ``fma``, ``multiply``, ``add`` are vector arithmetic (of
+    booleans: and, or), ``scalar_fma`` is of one element. ``load``, ``store`` count a vector for each match of ``moved`` (or one),
     ``element`` finds what an FMA takes a single element from and ``define`` what an instruction overwrites.
     ``framed`` is what sets up a frame pointer: only then ``frame`` operands are on the stack as ``stack``
     operands are.
@@ -54,15 +54,15 @@ SYNTAX: dict[str, Syntax] = {
         branch=r"j\w+ ",
         leaves=r"ret|ud2|jmp",
         vector=r"%[xyz]mm(\d+)",
-        fma=r"vfn?m(add|sub)\d*p[sd] ",
-        multiply=r"v?mulp[sd] ",
-        add=r"v?addp[sd] ",
+        fma=r"vfn?m(add|sub)\d*p[sd] |(\{vex\} )?vpdp(busd|wssd) |vpternlog[dq] ",
+        multiply=r"v?mulp[sd] |v?pmul(l[wdq]|udq) |v?pmaddwd |v?pandd? ",
+        add=r"v?addp[sd] |v?padd[wdq] |v?pord? ",
         scalar_fma=r"(vfn?m(add|sub)\d*|v?mul)s[sd] ",
         load=r"(?!\S*(broadcast|movddup|s[sd] |mov[dqhl]p?[sd]? ))"
         r".*\([^%]*%[^)]*\)(?! *\{1to).*, *%[xyz]mm\d+",
         store=r"(?!v?movs[sd] ).*%[xyz]mm\d+, *[^%]*\([^)]*\)(?: *\{%k\d\})?$",
         moved=_NEVER,
-        broadcast=r"v?p?broadcast(s[sd]|[dq]) |v?movddup |v?p?shuf\w+ \$0, %xmm\d+, %xmm\d+|.*\{1to\d+\}",
+        broadcast=r"v?p?broadcast(s[sd]|[bwdq]) |v?movddup |v?p?shuf\w+ \$0, %xmm\d+, %xmm\d+|.*\{1to\d+\}",
         element=_NEVER,
         define=_NEVER,
         prefetch=r"prefetch",
@@ -76,9 +76,9 @@ SYNTAX: dict[str, Syntax] = {
         branch=r"(b|bc?\.\w+|cbn?z|tbn?z) ",
         leaves=r"ret|br |b ",
         vector=r"\b[vqdsz](\d+)\b",
-        fma=r"fml[as](\.\w+)? |fmad z",
-        multiply=r"fmul(\.\w+ | [vz])",
-        add=r"fadd(\.\w+ | [vz])",
+        fma=r"f?ml[as](\.\w+)? |fmad z",
+        multiply=r"(f?mul|and)(\.\w+ | [vz])",
+        add=r"(f?add|orr)(\.\w+ | [vz])",
         scalar_fma=r"(fn?madd|fmul) [sdh]\d",
         load=r"(ldu?r|ldn?p) q|ld[1-4](\.\w+)? |ld[1-4][bhwd] ",
         store=r"(stu?r|stn?p) q|st[1-4](\.\w+)? |st[1-4][bhwd] ",

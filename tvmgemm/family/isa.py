@@ -35,14 +35,20 @@ class Isa:
 _V2 = frozenset({"sse4_2", "popcnt", "ssse3"})
 _V3 = _V2 | {"avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"}
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_VNNI3 = (("mcpu", "x86-64-v3"), ("mattr", ("+avxvnni",)))
+_VNNI4 = (("mcpu", "x86-64-v4"), ("mattr", ("+avx512vnni",)))
 
 # fmt: off
+#: Narrow to wide. A dtype uses the widest one of the host that has kernels for it (``tiles.TILES``): what VNNI adds is of no
+#: use to floating-point numbers, so they share the kernels of the level below.
 ISAS: dict[str, Isa] = {isa.name: isa for isa in (
-    #   name          arch       requires                 bytes regs  fma    masks  target
-    Isa("x86-64-v2",  "x86_64",  _V2,                        16,  16, False, False, (("mcpu", "x86-64-v2"),)),
-    Isa("x86-64-v3",  "x86_64",  _V3,                        32,  16, True,  False, (("mcpu", "x86-64-v3"),)),
-    Isa("x86-64-v4",  "x86_64",  _V4,                        64,  32, True,  True,  (("mcpu", "x86-64-v4"),)),
-    Isa("armv8-neon", "aarch64", frozenset({"asimd"}),       16,  32, True,  False, (("mattr", ("+neon",)),)),
+    #   name               arch       requires                bytes regs fma    masks  target
+    Isa("x86-64-v2",       "x86_64",  _V2,                       16,  16, False, False, (("mcpu", "x86-64-v2"),)),
+    Isa("x86-64-v3",       "x86_64",  _V3,                       32,  16, True,  False, (("mcpu", "x86-64-v3"),)),
+    Isa("x86-64-v3-vnni",  "x86_64",  _V3 | {"avx_vnni"},        32,  16, True,  False, _VNNI3),
+    Isa("x86-64-v4",       "x86_64",  _V4,                       64,  32, True,  True,  (("mcpu", "x86-64-v4"),)),
+    Isa("x86-64-v4-vnni",  "x86_64",  _V4 | {"avx512_vnni"},     64,  32, True,  True,  _VNNI4),
+    Isa("armv8-neon",      "aarch64", frozenset({"asimd"}),      16,  32, True,  False, (("mattr", ("+neon",)),)),
 )}
 # fmt: on
 

@@ -31,7 +31,7 @@ def resident_c(g: Generator, blocks: dict[str, Block], task) -> None:
     def product(at: dict[str, Any]) -> None:
         i, j = at["ir"] * const(mr), at["jr"] * const(nr)
         tile = microkernel.Tile(
-            vectors=g.vectors,
+            elements=g.elements,
             mr=mr,
             nr=nr,
             i0=let("i0", blocks["m"].start + i),
@@ -71,13 +71,34 @@ def _tile_product(g: Generator, tile: microkernel.Tile, at: dict[str, Any], alon
     """One micro-tile over the block of k, from clearing it to bringing it back."""
     if g.packed and _prefetches(g):
         _prefetch_c(g, tile)
-    microkernel.clear(tile)
-    _multiply_tile(g, tile, at, along)
+    steps = g.steps(along.size)
+    shift = None
+    if g.elements.shifted:
+        shift = lambda c: g.panels["B"].get_vector(g.vectors.lanes, at["jr"], steps, const(c))  # noqa: E731
+    microkernel.clear(tile, shift)
+    _multiply_tile(g, tile, at, along, steps)
     scratch = g.memory.panels("Cs", task)
-    g.update(
-        along.start == const(0),
-        lambda update: microkernel.write_back(tile, g.c_any, g.c_rows, g.unit_columns, scratch, update),
-    )
+
+    def bring(update) -> None:
+        microkernel.write_back(tile, g.c_any, g.c_rows, g.unit_columns, scratch, update)
+
+    if g.elements.rounds_once:
+        _sum_blocks(g, tile, along, task, lambda: g.update(True, bring))
+    else:
+        g.update(along.start == const(0), bring)
+
+
+def _sum_blocks(g: Generator, tile: microkernel.Tile, along: Block, task, finish: Callable[[], None]) -> None:
+    """Add the sums of earlier blocks of k to the tile; ``finish`` what is complete, and keep what is not."""
+    sums, (m0, n0) = g.memory.panels("W", task), g.sums_origin
+    panel = let("sums_panel", emit.tirx.truncdiv(tile.j0 - n0, const(g.tile["n"])))
+
+    def row(i: int):
+        return panel, tile.i0 - m0 + const(i)
+
+    emit.branch(along.start > const(0), lambda: microkernel.add_sums(tile, sums, row))
+    complete = along.start + along.size >= g.values["k"]
+    emit.branch(complete, finish, lambda: microkernel.keep_sums(tile, sums, row))
 
 
 def _tiles(g: Generator, name: str, blocks: dict[str, Block]):
@@ -92,13 +113,13 @@ def _prefetches(g: Generator) -> bool:
 
 def _prefetch_c(g: Generator, tile: microkernel.Tile) -> None:
     """Ask for the tile of C while the micro-kernel runs: it comes from L3 or memory and is needed at the end."""
-    line = CACHE_LINE // g.itemsize
+    line = CACHE_LINE // g.elements.c.itemsize
     for i in range(tile.mr):
         for c in range(0, tile.nr, line):
             g.c_rows.prefetch(tile.i0 + const(i), tile.j0 + const(c))
 
 
-def _multiply_tile(g: Generator, tile: microkernel.Tile, at: dict[str, Any], along: Block) -> None:
+def _multiply_tile(g: Generator, tile: microkernel.Tile, at: dict[str, Any], along: Block, steps) -> None:
     """The micro-kernel; an operand that is not packed is read in place, clamped or masked at the edge."""
     lanes = g.vectors.lanes
 
@@ -111,7 +132,7 @@ def _multiply_tile(g: Generator, tile: microkernel.Tile, at: dict[str, Any], alo
         rows = [
             let(f"row{i}", tile.i0 + (const(i) if full else emit.minimum(const(i), last))) for i in range(tile.mr)
         ]
-        return lambda i, p: source.get(rows[i], along.start + p)
+        return lambda i, p: g.elements.repeated("A", source.get(rows[i], along.start + p))
 
     def b_at(full: bool):
         if "B" in g.packed:
@@ -119,18 +140,23 @@ def _multiply_tile(g: Generator, tile: microkernel.Tile, at: dict[str, Any], alo
         b = g.sources["B"].unit_e
         if full:
             b = b.kept()
-            return lambda c, p: b.get_vector(lanes, along.start + p, tile.j0 + const(c))
-        masks = dict(zip(tile.chunks(), tile.masks()))
-        return lambda c, p: g.vectors.masked_load(b.address(along.start + p, tile.j0 + const(c)), masks[c])
+            return lambda c, p: converted(b.get_vector(lanes, along.start + p, tile.j0 + const(c)))
+        masks, memory, outside = dict(zip(tile.chunks(), tile.masks())), g.elements.memory("B"), g.elements.outside("B")
+        return lambda c, p: converted(
+            memory.masked_load(b.address(along.start + p, tile.j0 + const(c)), masks[c], outside)
+        )
+
+    def converted(vector):
+        return g.elements.element("B", vector, lanes)
 
     def ahead(p) -> None:
-        for c in range(0, tile.nr, CACHE_LINE // g.itemsize):
+        for c in range(0, tile.nr, CACHE_LINE // g.elements.panels.itemsize):
             g.panels["B"].prefetch(at["jr"], p + const(microkernel.PREFETCH_ROWS), const(c))
 
     def run(full: bool, unit: bool = False) -> None:
         prefetched = "B" in g.packed and _prefetches(g)
         microkernel.multiply_add(
-            tile, along.size, a_at(full, unit), b_at(full), ahead if prefetched else None,
+            tile, steps, a_at(full, unit), b_at(full), ahead if prefetched else None,
             register_loads="register-loads" not in g.spec.without,
         )  # fmt: skip
 
@@ -201,7 +227,7 @@ class _ResidentTile:
         g = self.g
         tile = g.memory.panels("X", self.task)
         pack_panels(
-            g.vectors, g.isa, tile, g.sources[g.variant.resident],
+            g.elements, g.isa, tile, g.sources[g.variant.resident],
             width=self.width, first=const(0), e0=self.e0, extent=self.valid, count=const(1), p0=self.q0, kb=self.depth,
             vectorised=g.vectorised_packing,
         )  # fmt: skip

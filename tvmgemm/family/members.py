@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..spec import KernelSpec
+from .arithmetic import arithmetic_of
 from .tiles import UNBLOCKED_TILES, tiles_of
 from .variants import VARIANTS
 
@@ -21,14 +22,17 @@ def member(
     """The spec of a kernel; ``rest`` are other fields of ``KernelSpec``.
 
     ``packing`` None: what the variant packs. ``tile`` None: the default of kernels that read B in place for
-    such a kernel with resident C, otherwise the first of the table; a kernel with ``blocked=False`` has its own.
+    such a kernel with resident C, and for one that packs B but has their arithmetic; otherwise the first of the table. A
+    kernel with ``blocked=False`` has its own.
     """
     row = VARIANTS[variant]
     packing = row.packable if packing is None else packing
     if tile is None and not rest.get("blocked", True):
         tile = UNBLOCKED_TILES.get((isa, dtype))
     if tile is None:
-        in_place = row.resident == "C" and "b" not in packing
+        in_place = row.resident == "C" and (
+            "b" not in packing or arithmetic_of(isa, dtype, packing) != arithmetic_of(isa, dtype, "ab")
+        )
         tile = tiles_of(isa, dtype)[row.resident][in_place]
     sizes = dict.fromkeys(("mr", "nr", "kr"), 0) | {
         d + "r": size for d, size in zip(row.tile_dimensions, tile)
@@ -43,9 +47,11 @@ def unblocked_member(dtype: str, isa: str, **rest: object) -> KernelSpec:
 
 
 def default_members(dtype: str, isa: str) -> Iterator[KernelSpec]:
-    """The kernels of every variant with the default tiles: all packed; with resident C also those that read
+    """The kernels of every variant that the dtype has, with the default tiles: all packed; with resident C also those that read
     both operands in place, for a wide C and for one no wider than a vector."""
     for variant in VARIANTS.values():
+        if variant.resident not in tiles_of(isa, dtype):
+            continue
         yield member(variant.name, dtype, isa)
         if variant.resident == "C":
             _, in_place, narrow, *_ = tiles_of(isa, dtype)["C"]

@@ -1,7 +1,8 @@
 """The resident-C micro-kernel: an mr x nr tile of C stays in registers while a loop over k adds outer products.
 
-Per step of k it loads nr/lanes vectors of B, broadcasts mr elements of A and issues mr.nr/lanes FMAs. Where an operand
-is packed it reads a micro-panel with unit stride; where it is not, the operand itself.
+Per step of k it loads nr/lanes vectors of B, broadcasts mr elements of A and issues mr.nr/lanes multiply-adds. Where an
+operand is packed it reads a micro-panel with unit stride; where it is not, the operand itself, and converts it on the way. A
+step is one element of a panel: several k where panels hold groups.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import emit
+from .elements import Elements
 from .emit import const, let, loop
 
 #: Rows of a packed B panel between the row in use and the row asked for ahead of time.
@@ -21,7 +23,7 @@ PREFETCH_ROWS = 16
 class Tile:
     """One micro-tile of C: where it starts, how much of it lies inside the matrix, and its registers."""
 
-    vectors: emit.Vectors
+    elements: Elements
     mr: int
     nr: int
     i0: Any
@@ -29,6 +31,11 @@ class Tile:
     rows: Any
     columns: Any
     registers: dict[tuple[int, int], emit.Register]
+
+    @property
+    def vectors(self) -> emit.Vectors:
+        """Vectors of sums."""
+        return self.elements.sums
 
     @property
     def full(self):
@@ -49,40 +56,57 @@ def registers(vectors: emit.Vectors, mr: int, nr: int) -> dict[tuple[int, int], 
     return {(i, c): vectors.register(f"c{i}_{c}") for i in range(mr) for c in range(0, nr, vectors.lanes)}
 
 
-def clear(tile: Tile) -> None:
-    """Start from +0, as NumPy's sums do."""
+def clear(tile: Tile, start: Callable[[int], Any] | None = None) -> None:
+    """Start from +0, as NumPy's sums do; or from ``start(c)``, one vector for all rows."""
+    for c in tile.chunks():
+        value = tile.vectors.splat(0.0) if start is None else let(f"start{c}", start(c))
+        for i in range(tile.mr):
+            tile.registers[i, c].set(value)
+
+
+def add_sums(tile: Tile, sums: emit.View, at: Callable[[int], tuple]) -> None:
+    """Tile += what earlier blocks of k came to: row i is at ``at(i)`` of ``sums``."""
     for i in range(tile.mr):
         for c in tile.chunks():
-            tile.registers[i, c].set(tile.vectors.splat(0.0))
+            register = tile.registers[i, c]
+            register.set(sums.get_vector(tile.vectors.lanes, *at(i), const(c)) + register.get())
+
+
+def keep_sums(tile: Tile, sums: emit.View, at: Callable[[int], tuple]) -> None:
+    """``sums`` = tile, all of it, whatever lies outside the matrix."""
+    for i in range(tile.mr):
+        for c in tile.chunks():
+            sums.set_vector(tile.registers[i, c].get(), tile.vectors.lanes, *at(i), const(c))
 
 
 def multiply_add(
     tile: Tile,
-    kb,
+    steps,
     a_at: Callable[[int, Any], Any],
     b_at: Callable[[int, Any], Any],
     ahead: Callable[[Any], None] | None = None,
     register_loads: bool = True,
 ) -> None:
-    """C tile += A (mr x kb) . B (kb x nr), k after k.
+    """C tile += A . B over so many steps along k.
 
-    ``a_at(i, p)`` is a scalar of A, ``b_at(c, p)`` a vector of B; ``ahead(p)`` emits prefetches. ``register_loads``: a
-    vector of B is loaded once for all rows; otherwise each of its multiply-adds reads it from memory.
+    ``a_at(i, p)`` is an element of A as panels hold it, or a vector of it, ``b_at(c, p)`` a vector of B; ``ahead(p)`` emits prefetches.
+    ``register_loads``: a vector of B is loaded once for all rows; otherwise each of its multiply-adds reads it from memory.
     """
 
-    with loop("p", kb) as p:
+    with loop("p", steps) as p:
         if ahead is not None:
             ahead(p)
         b = {c: let(f"b{c}", b_at(c, p)) for c in tile.chunks()} if register_loads else {}
         again = p
         for i in range(tile.mr):
-            a = tile.vectors.splat(let(f"a{i}", a_at(i, p)))
+            a = let(f"a{i}", a_at(i, p))
+            a = tile.elements.panels.splat(a) if emit.lanes_of(a) == 1 else a
             if not register_loads:
                 again = emit.opaque("again", again)
                 b = {c: b_at(c, again) for c in tile.chunks()}
             for c in tile.chunks():
                 register = tile.registers[i, c]
-                register.set(tile.vectors.multiply_add(a, b[c], register.get()))
+                register.set(tile.elements.multiply_add(a, b[c], register.get()))
 
 
 def write_back(
@@ -109,10 +133,11 @@ def write_back(
             emit.branch(tile.rows > const(i), lambda: masked_row(i, masks))
 
     def masked_row(i: int, masks: list) -> None:
+        old, outside = tile.elements.c, tile.elements.outside("C")
         for c, mask in zip(tile.chunks(), masks):
             at = c_unit.address(tile.i0 + const(i), tile.j0 + const(c))
-            value = update(tile.registers[i, c].get(), lambda: vectors.masked_load(at, mask), vectors.splat)
-            vectors.masked_store(value, at, mask)
+            value = update(tile.registers[i, c].get(), lambda: old.masked_load(at, mask, outside), vectors.splat)
+            old.masked_store(value, at, mask)
 
     def scattered() -> None:
         for i in range(tile.mr):

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..problem import DTYPES
 from ..spec import STEPS, KernelSpec
+from .arithmetic import arithmetic_of, rounds_once
 from .isa import isa_of
 from .tiles import heights, registers_needed
 from .validity import check
@@ -34,7 +34,8 @@ class _Outline:
         self.variant = VARIANTS[spec.variant]
         self.isa = isa_of(spec.isa)
         self.tile = {"m": spec.mr, "n": spec.nr, "k": spec.kr}
-        self.lanes = self.isa.lanes(DTYPES[spec.dtype].itemsize)
+        self.how = arithmetic_of(spec.isa, spec.dtype, spec.packing, spec.arithmetic)
+        self.lanes = self.how.lanes(self.isa)
         packing = "" if spec.packing == "none" or spec.step in ("basic", "blocked") else spec.packing
         self.packed = {operand: loop for operand, loop in self.variant.packed if operand.lower() in packing}
         self.lines: list[tuple[str, str]] = []
@@ -97,8 +98,7 @@ class _Outline:
         if self.spec.step != STEPS[-1]:
             return []
         spec, isa, resident = self.spec, self.isa, self.variant.resident
-        itemsize = DTYPES[spec.dtype].itemsize
-        needed = registers_needed(*spec.tile_sizes, isa, itemsize, resident)
+        needed = registers_needed(*spec.tile_sizes, isa, self.how, resident)
         held = spec.tile_sizes[0] * spec.tile_sizes[1] // self.lanes
         tile = f"{held} hold the tile of {resident}, {needed - held} what streams past"
         return ["", f"registers: {tile}: {needed} of {isa.vector_registers}, {self.lanes} elements each"]
@@ -280,20 +280,29 @@ class _Outline:
     def _resident_c(self) -> None:
         mr, nr = self.tile["m"], self.tile["n"]
         prefetch = "prefetch" not in self.spec.without
-        a = f"Ac[ir:+{mr}, p]" if "A" in self.packed else f"A[ic+ir:+{mr}, pc+p]"
-        b = f"Bc[p, jr:+{nr}]" if "B" in self.packed else f"B[pc+p, jc+jr:+{nr}]"
+        group = self.how.group
+        p = "p" if group == 1 else f"p:+{group}"
+        a = f"Ac[ir:+{mr}, {p}]" if "A" in self.packed else f"A[ic+ir:+{mr}, pc+p]"
+        b = f"Bc[{p}, jr:+{nr}]" if "B" in self.packed else f"B[pc+p, jc+jr:+{nr}]"
         c = f"C[ic+ir:+{mr}, jc+jr:+{nr}]"
         vectors = nr // self.lanes
         self._buffer("Cs", f"{mr} x {nr}, for a C without unit column stride only", bool(self.spec.parallel))
         with self._triangle(c) if self.spec.symmetric else self._tiles():
             if self.packed and prefetch:
                 self._line(f"prefetch {c}")
-            self._line("T = 0", f"{mr} x {nr} of C, in registers")
+            own = "" if self.how.sum == self.spec.dtype else f", {self.how.sum}"
+            self._line("T = 0", f"{mr} x {nr} of C, in registers{own}")
             ahead = "; prefetches Bc ahead" if "B" in self.packed and prefetch else ""
-            with self._loop("p", "kc", comment="micro-kernel"):
+            with self._loop("p", "kc", group, comment="micro-kernel" + f", {self.how.name}" * bool(own)):
                 loads = vectors if "register-loads" not in self.spec.without else mr * vectors
                 self._line(f"T += {a}*{b}", self._work(loads, mr, mr * vectors) + ahead)
-            self._bring(c, "T")
+            if not rounds_once(self.spec.dtype):
+                self._bring(c, "T")
+                return
+            self._buffer("Sc", "a piece of C, for k > kc only, at most 4 MiB or a block for each task", self._private("pc"))
+            self._line(f"if pc > 0: T += Sc[{c[2:-1]}]")
+            self._line(f"Sc[{c[2:-1]}] = T", "before the last block of k; then:")
+            self._bring(c, "T", every=True)
 
     def _unblocked(self) -> None:
         """Tiles as wide as they need to be, and as tall as the registers then allow."""
@@ -350,6 +359,6 @@ class _Outline:
 
     def _work(self, loads: int, broadcasts: int, fmas: int, stores: int = 0) -> str:
         """What one step of the micro-kernel does."""
-        products = "FMAs" if self.isa.fma else "multiplies and adds"
+        products = "FMAs" if self.how.is_fused(self.isa) else "multiplies and adds"
         what = f"{loads} loads, {broadcasts} broadcasts, {fmas} {products}"
         return what + (f", {stores} stores" if stores else "")

@@ -2,6 +2,8 @@
 
 A micro-panel is ``width`` elements of the operand's own dimension (rows of A, columns of B) by kc, stored k after k:
 ``panel(p, e)``. A in panels of mr rows and B in panels of nr columns are the same routine with strides exchanged.
+Elements are converted on the way, and where the arithmetic has groups an element of a panel holds as many of the operand,
+consecutive along k; p counts those. The last group may have less to hold: the rest of it is 0.
 
 The last panel may be wider than what is left of the operand. Panels cut up m or n: then its surplus lanes hold a copy
 of the last real element or a quiet NaN, neither of which can set a floating-point flag that the real lanes do not set,
@@ -10,22 +12,25 @@ and nobody reads what becomes of them. Panels cut up k: then they are part of ev
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from . import emit
+from .elements import Elements
 from .emit import const, let, loop
 from .isa import Isa
 
 
 @dataclass(frozen=True)
 class Operand:
-    """The source of a packing: ``any(e, p)`` for element e of its own dimension and index p along k.
+    """The source of a packing: ``any(e, p)`` for element e of its own dimension and index p along k, of operand ``name``.
 
     ``unit_e(p, e)`` and ``unit_k(e, p)`` view the same memory with that stride known to be 1; which of them holds is
     decided at run time by ``stride_e`` and ``stride_k``.
     """
 
+    name: str
     any: emit.View
     unit_e: emit.View
     unit_k: emit.View
@@ -39,7 +44,7 @@ def slack(width: int, lanes: int) -> int:
 
 
 def pack_panels(
-    vectors: emit.Vectors,
+    elements: Elements,
     isa: Isa,
     panels: emit.View,
     operand: Operand,
@@ -57,12 +62,12 @@ def pack_panels(
     """Pack ``count`` micro-panels, starting with panel ``first`` of the block.
 
     ``panels(panel, p, e)`` is the destination; the block starts at element ``e0`` and index ``p0`` of the operand,
-    has ``extent`` elements and ``kb`` steps along the panels. ``zero_padded``: surplus lanes hold 0.
+    has ``extent`` elements and ``kb`` along the panels. ``zero_padded``: surplus lanes hold 0.
     """
     with loop("panel", count, first) as panel:
         base = let("base", e0 + panel * const(width))
         valid = let("valid", extent - panel * const(width))
-        job = _Panel(vectors, isa, panels, operand, width, panel, base, valid, p0, kb, zero_padded)
+        job = _Panel(elements, isa, panels, operand, width, panel, base, valid, p0, kb, zero_padded)
         if not vectorised:
             job.gather()
         else:
@@ -77,7 +82,7 @@ def pack_panels(
 class _Panel:
     """One micro-panel and the three ways to fill it."""
 
-    vectors: emit.Vectors
+    elements: Elements
     isa: Isa
     panels: emit.View
     operand: Operand
@@ -89,80 +94,129 @@ class _Panel:
     kb: Any
     zero_padded: bool
 
+    @property
+    def lanes(self) -> int:
+        """Elements of a panel in a vector."""
+        return self.elements.lanes
+
     def _at(self, e):
         """Index of element e of this panel; past the edge, that of the last real element."""
         return self.base + emit.minimum(const(e) if isinstance(e, int) else e, self.valid - const(1))
 
     def gather(self, start=None) -> None:
-        """Element by element, for operands with no unit stride and for the rest of ``transpose``."""
+        """Element by element, for operands with no unit stride and for the rest of the other ways: from step ``start``."""
         start = const(0) if start is None else start
-        with loop("p", self.kb - start, start) as p, loop("e", const(self.width)) as e:
-            self.panels.set(self._padded(e, self.operand.any.get(self._at(e), self.p0 + p)), self.panel, p, e)
+        steps = emit.ceil_div(self.kb, const(self.elements.group))
+        with loop("p", steps - start, start) as p, loop("e", const(self.width)) as e:
+            parts = [self._single(e, p * const(self.elements.group) + const(q), q) for q in range(self.elements.group)]
+            self.panels.set(self._padded(e, self.elements.grouped(parts, 1)), self.panel, p, e)
+
+    def _single(self, e, p, q: int):
+        """One element; 0 past the end of k, where only the last members of a group can be."""
+        inside = p if q == 0 else emit.minimum(p, self.kb - const(1))
+        value = self.operand.any.get(self._at(e), self.p0 + inside)
+        value = self.elements.element(self.operand.name, value, 1)
+        none = emit.tirx.const(0, self.elements.arithmetic.element)
+        return value if q == 0 else emit.tirx.Select(p < self.kb, value, none)
 
     def _padded(self, e, value, splat=lambda x: x):
         """``value``, or 0 past the edge if that is what surplus lanes must hold."""
         if not self.zero_padded:
             return value
-        return emit.tirx.Select(e < self.valid, value, splat(self.vectors.scalar(0.0)))
+        return emit.tirx.Select(e < self.valid, value, splat(self.elements.panels.scalar(0.0)))
 
     def copy(self) -> None:
         """The operand's own dimension has unit stride: rows of the panel are contiguous in the source."""
         partial = self._copy_masked if self.isa.masks else self.gather
-        if self.width % self.vectors.lanes and self.isa.masks:
+        if self.width % self.lanes and self.isa.masks:
             partial()
         else:
             emit.branch(self.valid >= const(self.width), self._copy_full, partial)
 
+    @contextmanager
+    def _whole_steps(self):
+        """A loop over the steps that have all of their group, and the rest after it; yields (step, first index along k)."""
+        group = self.elements.group
+        steps = self.kb if group == 1 else let("steps", emit.tirx.truncdiv(self.kb, const(group)))
+        with loop("p", steps) as p:
+            yield p, self.p0 + p * const(group) if group > 1 else self.p0 + p
+        if group > 1:
+            self.gather(steps)
+
+    def _joined(self, lanes: int, load):
+        """An element of a panel (a vector of them) from the elements ``load(q)`` of a group."""
+        name, group = self.operand.name, self.elements.group
+        return self.elements.grouped([self.elements.element(name, load(q), lanes) for q in range(group)], lanes)
+
     def _copy_full(self) -> None:
-        lanes = self.vectors.lanes
+        lanes, source = self.lanes, self.operand.unit_e
         whole = self.width // lanes * lanes
-        with loop("p", self.kb) as p:
+        with self._whole_steps() as (p, k):
             for c in range(0, whole, lanes):
-                value = self.operand.unit_e.get_vector(lanes, self.p0 + p, self.base + const(c))
+                value = self._joined(lanes, lambda q: source.get_vector(lanes, k + const(q), self.base + const(c)))
                 self.panels.set_vector(value, lanes, self.panel, p, const(c))
             for e in range(whole, self.width):
-                value = self.operand.unit_e.get(self.p0 + p, self.base + const(e))
+                value = self._joined(1, lambda q: source.get(k + const(q), self.base + const(e)))
                 self.panels.set(value, self.panel, p, const(e))
 
     def _copy_masked(self) -> None:
-        lanes = self.vectors.lanes
+        lanes, source = self.lanes, self.operand.unit_e
         limit = emit.minimum(self.valid, const(self.width))
         chunks = range(0, self.width, lanes)
-        masks = [self.vectors.mask(f"inside{c}", limit - const(c)) for c in chunks]
-        with loop("p", self.kb) as p:
+        memory = self.elements.memory(self.operand.name)
+        masks = [memory.mask(f"inside{c}", limit - const(c)) for c in chunks]
+        outside = 0 if self.zero_padded else self.elements.outside(self.operand.name)
+        with self._whole_steps() as (p, k):
             for c, mask in zip(chunks, masks):
-                source = self.operand.unit_e.address(self.p0 + p, self.base + const(c))
-                value = self.vectors.masked_load(source, mask, 0.0 if self.zero_padded else float("nan"))
+                value = self._joined(
+                    lanes,
+                    lambda q: memory.masked_load(source.address(k + const(q), self.base + const(c)), mask, outside),
+                )
                 # Past the panel's own width this writes the next row, which is packed after this one.
                 self.panels.set_vector(value, lanes, self.panel, p, const(c))
 
     def transpose(self) -> None:
         """k has unit stride: load ``lanes`` steps of each element, transpose in registers, store row by row."""
-        lanes = self.vectors.lanes
-        groups = range(0, self.width, lanes)
-        blocks = let("blocks", emit.tirx.truncdiv(self.kb, const(lanes)))
+        lanes, group = self.lanes, self.elements.group
+        chunks = range(0, self.width, lanes)
+        blocks = let("blocks", emit.tirx.truncdiv(self.kb, const(lanes * group)))
         with loop("block", blocks) as block:
             p = let("p", block * const(lanes))
-            # A store of a group that is wider than what is left of the panel spills into the next row, so rows are
-            # stored in ascending order with every group of a row before the next row.
+            # A store of a chunk that is wider than what is left of the panel spills into the next row, so rows are
+            # stored in ascending order with every chunk of a row before the next row.
             pending = []
-            for g in groups:
-                rows = [self._row(g + r, p) for r in range(lanes)]
-                columns = self.vectors.transpose(rows)
+            for c in chunks:
+                rows = [self._row(c + r, p * const(group) if group > 1 else p) for r in range(lanes)]
+                columns = self.elements.panels.transpose(rows)
                 if self.width % lanes == 0:
-                    self._store_rows(p, [(g, columns)])
+                    self._store_rows(p, [(c, columns)])
                 else:
-                    pending.append((g, columns))
+                    pending.append((c, columns))
             if pending:
                 self._store_rows(p, pending)
         self.gather(blocks * const(lanes))
 
-    def _row(self, e: int, p):
+    def _row(self, e: int, k):
         e = min(e, self.width - 1)
-        value = self.operand.unit_k.get_vector(self.vectors.lanes, self._at(e), self.p0 + p)
-        return emit.T.bind(self._padded(const(e), value, self.vectors.splat))
+        value = self.elements.consecutive(self.operand.name, self.operand.unit_k, self._at(e), self.p0 + k)
+        return emit.T.bind(self._padded(const(e), value, self.elements.panels.splat))
 
-    def _store_rows(self, p, groups) -> None:
-        for step in range(self.vectors.lanes):
-            for g, columns in groups:
-                self.panels.set_vector(columns[step], self.vectors.lanes, self.panel, p + const(step), const(g))
+    def _store_rows(self, p, chunks) -> None:
+        for step in range(self.lanes):
+            for c, columns in chunks:
+                self.panels.set_vector(columns[step], self.lanes, self.panel, p + const(step), const(c))
+
+
+def append_shift(elements: Elements, panels: emit.View, width: int, first, count, steps) -> None:
+    """Behind the last step of each panel of B, what takes back A's move by 128 (``Elements.shift_of``) from the sums."""
+    lanes = elements.lanes
+    chunks = range(0, width, lanes)
+    with loop("panel", count, first) as panel:
+        totals = {c: elements.sums.register(f"shift{c}") for c in chunks}
+        for c in chunks:
+            totals[c].set(elements.sums.splat(0))
+        with loop("p", steps) as p:
+            for c in chunks:
+                totals[c].set(elements.shift_of(panels.get_vector(lanes, panel, p, const(c)), totals[c].get()))
+        for c in chunks:
+            panels.set_vector(elements.sums.splat(0) - totals[c].get(), lanes, panel, steps, const(c))

@@ -29,12 +29,19 @@ def _begin(g: Generator, rows, i0, columns, j0) -> None:
         with loop("i", rows, i0) as i, loop("j", columns, j0) as j:
             g.c_any.set(value(i, j), i, j)
 
-    zero = g.vectors.scalar(0.0)
+    elements = g.elements
+    zero = elements.c.scalar(0.0)
     if g.spec.op == "matmul":
         fill(lambda i, j: zero)
         return
     beta = g.scale.get(const(1))
-    emit.branch(beta == zero, lambda: fill(lambda i, j: zero), lambda: fill(lambda i, j: beta * g.c_any.get(i, j)))
+
+    def scaled(i, j):
+        value = beta * elements.wide(g.c_any.get(i, j), 1)
+        return elements.result(value, 1) if elements.arithmetic.floating else value
+
+    none = emit.tirx.const(0, elements.scale)
+    emit.branch(beta == none, lambda: fill(lambda i, j: zero), lambda: fill(scaled))
 
 
 def triple_loop(g: Generator, blocks: dict[str, Block]) -> None:

@@ -26,7 +26,7 @@ SLOTS_LIMIT = 4 << 20
 def slots(g: Generator, size) -> Any:
     """How many slots of ``size`` elements there are: one per block of k if the memory for that is small."""
     blocks = emit.maximum(emit.ceil_div(g.values["k"], g.values["kc"]), const(1))
-    room = emit.tirx.truncdiv(const(SLOTS_LIMIT // g.itemsize), emit.maximum(size, const(1)))
+    room = emit.tirx.truncdiv(const(SLOTS_LIMIT // g.elements.sums.itemsize), emit.maximum(size, const(1)))
     return let("slots", emit.minimum(blocks, emit.maximum(room, g.values["tasks"])))
 
 
@@ -89,8 +89,8 @@ def _add_to_c(g: Generator, blocks: dict[str, Block], start, filled, task) -> No
                 g.c_rows.set_vector(value, *at)
             mask = g.vectors.mask("inside", size["n"] - done)
             to, rest = g.c_rows.address(i, j0 + done), g.vectors.masked_load(sums.address(i, j0 + done), mask)
-            value = update(rest, lambda: g.vectors.masked_load(to, mask), g.vectors.splat)
-            g.vectors.masked_store(value, to, mask)
+            c, outside = g.elements.c, g.elements.outside("C")
+            c.masked_store(update(rest, lambda: c.masked_load(to, mask, outside), g.vectors.splat), to, mask)
 
         def scattered(i, update) -> None:
             with loop("j", size["n"], j0) as j:

@@ -7,6 +7,7 @@ loads per FMA. A tile is rows x columns of the resident operand: mr x nr of C, m
 
 from __future__ import annotations
 
+from .arithmetic import WAYS, Arithmetic, arithmetic_of, lanes_of
 from .isa import Isa, isa_of
 
 # fmt: off
@@ -28,6 +29,33 @@ TILES: dict[tuple[str, str], dict[str, tuple[tuple[int, int], ...]]] = {
     ("armv8-neon", "float64"): {"C": ((8, 6),   (8, 4),  (16, 2), (8, 2), (8, 4), (6, 8), (4, 8)), "A": ((4, 12),),  "B": ((12, 4),)},
 }
 
+# fmt: on
+
+# fmt: off
+#: For the other dtypes, in rows and vectors of accumulators: as many columns as those have lanes. An integer multiply-add of
+#: two instructions takes a register more than an FMA.
+_SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
+    #                  packed, in place, narrow, tiny,  slender
+    "x86-64-v2":      ((5, 2), (5, 2), (12, 1), (8, 1), (5, 2)),
+    "x86-64-v3":      ((6, 2), (5, 2), (12, 1), (8, 1), (5, 2)),
+    "x86-64-v3-vnni": ((6, 2), (5, 2), (12, 1), (8, 1), (5, 2)),
+    "x86-64-v4":      ((8, 3), (8, 3), (14, 1), (8, 1), (8, 2)),
+    "x86-64-v4-vnni": ((8, 3), (8, 3), (14, 1), (8, 1), (8, 2)),
+    "armv8-neon":     ((8, 3), (8, 2), (16, 1), (8, 1), (8, 2)),
+}
+# fmt: on
+
+
+def _tiles(isa: str, dtype: str) -> dict[str, tuple[tuple[int, int], ...]]:
+    """The tiles of ``_SHAPES`` in elements."""
+    packings = ("ab", "none", "none", "none", "none")
+    lanes = [arithmetic_of(isa, dtype, packing).lanes(isa_of(isa)) for packing in packings]
+    return {"C": tuple((rows, vectors * each) for (rows, vectors), each in zip(_SHAPES[isa], lanes))}
+
+
+TILES |= {(isa, dtype): _tiles(isa, dtype) for isa in _SHAPES for dtype in WAYS[isa] if (isa, dtype) not in TILES}
+
+# fmt: off
 #: The same for the instruction sets of ``isa.EMITTED_ISAS``.
 EMITTED_TILES: dict[tuple[str, str], dict[str, tuple[tuple[int, int], ...]]] = {
     ("riscv64-v",  "float32"): {"C": ((8, 12),  (8, 8),  (16, 4)),              "A": ((8, 12),),  "B": ((12, 8),)},
@@ -52,6 +80,18 @@ UNBLOCKED_TILES: dict[tuple[str, str], tuple[int, int]] = {
 # fmt: on
 
 
+#: The same for the other dtypes: rows, and vectors of accumulators. Multiplying 64-bit integers in parts takes registers.
+_UNBLOCKED_SHAPES = {
+    "x86-64-v2": (3, 3), "x86-64-v3": (3, 3), "x86-64-v3-vnni": (3, 3), "x86-64-v4": (6, 4), "x86-64-v4-vnni": (6, 4),
+    "armv8-neon": (5, 4),
+}  # fmt: skip
+UNBLOCKED_TILES |= {
+    (isa, dtype): (rows, vectors * lanes_of(isa, dtype, "none"))
+    for isa, (rows, vectors) in _UNBLOCKED_SHAPES.items()
+    for dtype in WAYS[isa]
+    if (isa, dtype) not in UNBLOCKED_TILES
+}
+
 #: More rows need more addresses than there are registers for, and save nothing any more.
 MOST_ROWS = 16
 
@@ -66,28 +106,28 @@ def tiles_of(isa_name: str, dtype: str) -> dict[str, tuple[tuple[int, int], ...]
     return (TILES if (isa_name, dtype) in TILES else EMITTED_TILES)[isa_name, dtype]
 
 
-def registers_needed(rows: int, columns: int, isa: Isa, itemsize: int, resident: str = "C") -> int:
+def registers_needed(rows: int, columns: int, isa: Isa, how: Arithmetic, resident: str = "C") -> int:
     """Vector registers that a micro-kernel with this resident tile keeps busy in its inner loop.
 
     C: mr.nr/lanes accumulators, nr/lanes vectors of B and one broadcast of A. A (and B): the tile, mr/lanes (nr/lanes)
-    vectors of C and one broadcast. Without FMA one product more.
+    vectors of C and one broadcast. Where a multiply-add is more than one instruction, one product more.
     """
     along, across = (rows, columns) if resident == "A" else (columns, rows)
-    vectors = -(-along // isa.lanes(itemsize))
-    return across * vectors + vectors + 1 + (not isa.fma)
+    vectors = -(-along // how.lanes(isa))
+    return across * vectors + vectors + 1 + (not how.is_fused(isa))
 
 
-def check_tile(rows: int, columns: int, isa_name: str, itemsize: int, resident: str = "C") -> None:
+def check_tile(rows: int, columns: int, isa_name: str, how: Arithmetic, resident: str = "C") -> None:
     """Raise ValueError, with the count of registers, for a tile that this instruction set cannot hold."""
     isa = isa_of(isa_name)
-    lanes = isa.lanes(itemsize)
+    lanes = how.lanes(isa)
     along, side = (rows, "rows") if resident == "A" else (columns, "columns")
     if rows < 1 or columns < 1 or along % lanes:
         raise ValueError(
             f"micro-kernel {rows}x{columns} with resident {resident}: both must be positive and the {side} a multiple "
             f"of {lanes}, the lanes of {isa.name}"
         )
-    needed = registers_needed(rows, columns, isa, itemsize, resident)
+    needed = registers_needed(rows, columns, isa, how, resident)
     if needed > isa.vector_registers:
         raise ValueError(
             f"micro-kernel {rows}x{columns} with resident {resident} needs {needed} vector registers, {isa.name} has "

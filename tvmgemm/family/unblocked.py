@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import emit, microkernel
+from .elements import Elements
 from .emit import const, let, loop
 from .tiles import heights
 
@@ -39,6 +40,8 @@ def product(g: Generator) -> None:
 
 def _blocks_of_k(g: Generator, i0, rows, j0, columns) -> None:
     k, kc = g.values["k"], g.values["kc"]
+    if g.elements.rounds_once:  # sums cannot wait anywhere: one block, whatever kc is
+        kc = let("kc_used", emit.maximum(k, const(1)))
     with loop("pc", emit.maximum(emit.blocks_in(k, kc), const(1))) as index:
         p0 = let("p0", index * kc)
         _Product(g, i0, rows, j0, columns, p0, let("kb", emit.minimum(kc, k - p0))).columns_of_tiles()
@@ -59,50 +62,56 @@ class _Product:
     def columns_of_tiles(self) -> None:
         """The loop jr: columns of tiles, then one more of what is left over: where masks cost nothing only if half a
         vector is enough for it, elsewhere whatever does not fill a vector."""
-        vectors, masks = self.g.vectors, self.g.isa.masks
-        lanes, most_left = vectors.lanes, vectors.lanes // 2 if masks else vectors.lanes - 1
+        elements, masks = self.g.elements, self.g.isa.masks
+        lanes, most_left = elements.lanes, elements.lanes // 2 if masks else elements.lanes - 1
         whole = let("whole", emit.tirx.truncdiv(self.columns + const(lanes - 1 - most_left), const(lanes)))
         rest = let("rest", whole * const(lanes))
         widest = self.g.spec.nr // lanes
-        _in_shares("jr", whole, widest, lambda first, width: self._tiles(vectors, first * const(lanes), width, masks))
-        narrow = emit.Vectors(vectors.dtype, vectors.itemsize, lanes // 2) if masks else vectors
+        _in_shares("jr", whole, widest, lambda first, width: self._tiles(elements, first * const(lanes), width, masks))
+        narrow = elements.in_lanes(lanes // 2) if masks else elements
         emit.branch(rest < self.columns, lambda: self._tiles(narrow, rest, 1, True))
 
-    def _tiles(self, vectors: emit.Vectors, column, width: int, masked: bool) -> None:
+    def _tiles(self, elements: Elements, column, width: int, masked: bool) -> None:
         """The loop ir, over the tiles of one column of tiles, ``width`` vectors wide; ``masked``: the last may not be full."""
         column = let("column", column)
         most = heights(self.g.spec.mr, self.g.spec.nr // self.g.vectors.lanes)[width]
 
         def tile(row, height: int) -> None:
-            nr = width * vectors.lanes
-            registers = microkernel.registers(vectors, height, nr)
+            nr = width * elements.lanes
+            registers = microkernel.registers(elements.sums, height, nr)
             i0, j0 = let("i0", self.i0 + row), let("j0", self.j0 + column)
             left = let("left", self.columns - column)
-            self._compute(microkernel.Tile(vectors, height, nr, i0, j0, const(height), left, registers), masked)
+            self._compute(microkernel.Tile(elements, height, nr, i0, j0, const(height), left, registers), masked)
 
         _in_shares("ir", emit.opaque("rows", self.rows), most, tile)
 
     def _compute(self, tile: microkernel.Tile, masked: bool) -> None:
         """Clear the tile, multiply and add, bring it to C."""
-        g, vectors = self.g, tile.vectors
-        lanes, last = vectors.lanes, tile.nr - vectors.lanes if masked else -1
-        mask = vectors.mask("inside", tile.columns - const(last)) if masked else None
+        g, elements = self.g, tile.elements
+        lanes, last = elements.lanes, tile.nr - elements.lanes if masked else -1
+        mask = elements.sums.mask("inside", tile.columns - const(last)) if masked else None
 
-        def load(view: emit.View, i, c: int) -> Any:
+        def load(operand: str, view: emit.View, i, c: int) -> Any:
             if c == last:
-                return vectors.masked_load(view.address(i, const(c)), mask)
+                outside = elements.outside(operand)
+                return elements.memory(operand).masked_load(view.address(i, const(c)), mask, outside)
             return view.get_vector(lanes, i, const(c))
 
         microkernel.clear(tile)
         a, b = g.sources["A"].any.moved(tile.i0, self.p0), g.sources["B"].unit_e.moved(self.p0, tile.j0)
-        microkernel.multiply_add(tile, self.kb, lambda i, p: a.get(const(i), p), lambda c, p: load(b, p, c))
+        microkernel.multiply_add(
+            tile,
+            self.kb,
+            lambda i, p: elements.repeated("A", a.get(const(i), p)),
+            lambda c, p: elements.element("B", load("B", b, p, c), lanes),
+        )
 
         def write(update: Callable) -> None:
             to = g.c_rows.moved(tile.i0, tile.j0)
             for (i, c), register in tile.registers.items():
-                value = update(register.get(), lambda: load(to, const(i), c), vectors.splat)  # noqa: B023
+                value = update(register.get(), lambda: load("C", to, const(i), c), elements.sums.splat)  # noqa: B023
                 if c == last:
-                    vectors.masked_store(value, to.address(const(i), const(c)), mask)
+                    elements.c.masked_store(value, to.address(const(i), const(c)), mask)
                 else:
                     to.set_vector(value, lanes, const(i), const(c))
 

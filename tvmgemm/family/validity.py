@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from ..problem import DTYPES, Problem
+from ..problem import Problem
 from ..spec import STEPS, SWITCHES, KernelSpec
+from .arithmetic import arithmetic_of, rounds_once
 from .tiles import check_tile
 from .variants import VARIANTS
+
+
+#: The dtypes that every variant and every step of the paper exists for.
+STUDIED = ("float32", "float64")
 
 
 def check(spec: KernelSpec) -> None:
     """Raise ValueError, saying what would be accepted, for a spec that describes no kernel."""
     variant = VARIANTS[spec.variant]
-    check_tile(*spec.tile_sizes, spec.isa, DTYPES[spec.dtype].itemsize, variant.resident)
+    how = arithmetic_of(spec.isa, spec.dtype, spec.packing, spec.arithmetic)
+    if not (spec.dtype in STUDIED or (variant.resident == "C" and spec.step == STEPS[-1])):
+        raise ValueError(
+            f"{spec.variant}, step {spec.step!r}, {spec.dtype}: dtypes other than {', '.join(STUDIED)} have the last step of "
+            f"{' and '.join(v.name for v in VARIANTS.values() if v.resident == 'C')}"
+        )
+    if spec.op == "gemm" and spec.dtype == "bool":
+        raise ValueError("gemm of bool: its products are not numbers that alpha and beta could scale")
+    check_tile(*spec.tile_sizes, spec.isa, how, variant.resident)
     packings = variant.packings if spec.step not in ("packed", "microkernel") else (variant.packable,)
     if spec.packing not in packings:
         raise ValueError(f"packing {spec.packing!r}: {spec.variant} takes {', '.join(packings)}")
+    if how.group > 1 and spec.packing != "ab":
+        raise ValueError(
+            f"packing {spec.packing!r}: {how.name} takes {how.group} elements of k at a time, which are put together while both "
+            "operands are packed"
+        )
     if spec.parallel:
         _check_parallel(spec)
     # The paper builds its steps for resident C; packed loops without a micro-kernel exist for those variants only.
@@ -37,7 +55,8 @@ def check(spec: KernelSpec) -> None:
 def _check_symmetric(spec: KernelSpec) -> None:
     """Raise ValueError if the kernel cannot compute half of a symmetric product."""
     takes = {"variant": "B3A2C0", "op": "matmul", "step": STEPS[-1]}
-    wrong = [f"{name} {getattr(spec, name)}" for name, value in takes.items() if getattr(spec, name) != value]
+    wrong = [] if spec.dtype in STUDIED else [f"dtype {spec.dtype}"]
+    wrong += [f"{name} {getattr(spec, name)}" for name, value in takes.items() if getattr(spec, name) != value]
     wrong += ["unblocked ones"] if not spec.blocked else []
     wrong += [f"parallel loop {spec.parallel}"] if spec.parallel not in ("", "ic") else []
     wrong += [f"micro-kernel {spec.tile}, whose columns are no multiple of its rows"] if spec.nr % (spec.mr or 1) else []
@@ -56,6 +75,8 @@ def _check_parallel(spec: KernelSpec) -> None:
         raise ValueError(f"{asked}: {spec.variant} can share out {', '.join(loops)}{why}")
     if not spec.blocked and spec.parallel == "pc":
         raise ValueError(f"{asked}: without loops over cache blocks tasks can share out ic, jc")
+    if spec.parallel == "pc" and rounds_once(spec.dtype):
+        raise ValueError(f"{asked}: sums of {spec.dtype} have to be complete before they are rounded to C")
     if spec.step == "basic":
         raise ValueError(f"{asked}: step 'basic' has no loops over blocks")
     if spec.parallel == "pc" and spec.step != STEPS[-1]:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 #: Buffers start on cache-line boundaries.
 CACHE_LINE = 64
 
+#: Bytes of the sums that wait for later blocks of k, where they cannot wait in C. One block of C by tasks may need more.
+SUMS_LIMIT = 4 << 20
+
 
 @dataclass(frozen=True)
 class _Region:
@@ -32,7 +35,7 @@ class _Region:
 
 
 class Workspace:
-    """The layout for one spec. ``size`` is the whole, in elements."""
+    """The layout for one spec. ``size`` is the whole, in elements of panels, which are as large as sums."""
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
@@ -45,6 +48,8 @@ class Workspace:
             # A tile on its way to a C with gaps.
             needed = tirx.Select(generator.values["csc"] == const(1), const(0), const(1))
             self._add("Cs", needed * const(spec.mr * spec.nr), (const(spec.nr), 1), self._per_task)
+            if generator.elements.rounds_once:
+                self._add_sums()
         elif spec.step == "optimised":
             if self.total_in_panels and spec.parallel != "pc":  # the sums of one block of k, apart from all earlier ones
                 self._add_panels("P", "C", generator.packed["C"])
@@ -69,7 +74,7 @@ class Workspace:
         outer, values = generator.variant.outer, generator.values
         outside = [LOOP_DIMENSION[loop] for loop in outer[: outer.index("pc")]]
         rows, columns = (values[d + "c"] if d in outside else values[d] for d in "mn")
-        stride = let("S_row", emit.round_up(columns, const(CACHE_LINE // generator.itemsize)))
+        stride = let("S_row", emit.round_up(columns, const(CACHE_LINE // generator.elements.sums.itemsize)))
         self._add("S", rows * stride, (stride, 1), slots)
 
     @property
@@ -82,7 +87,7 @@ class Workspace:
     def _add(self, name: str, size, strides: tuple, copies=None) -> None:
         """``copies``: None for one, or their number, or ``slots``, which computes it from the size of one."""
         generator = self._generator
-        size = let(name + "_size", emit.round_up(size, const(CACHE_LINE // generator.itemsize)))
+        size = let(name + "_size", emit.round_up(size, const(CACHE_LINE // generator.elements.panels.itemsize)))
         offset = let(name + "_offset", self.size)
         copies = slots(generator, size) if copies is slots else copies
         self._regions[name] = _Region(offset, size, strides, copies)
@@ -94,11 +99,28 @@ class Workspace:
         across, along = PANELS[generator.variant.resident][operand]
         width = generator.tile[across]
         steps = generator.values[along + "c"]
+        if along == "k":
+            steps = generator.steps(steps)
+        if operand == "B" and generator.elements.shifted:
+            steps = steps + const(1)
         panels = emit.ceil_div(generator.values[across + "c"], const(width))
         stride = let(name + "_panel", steps * const(width) + const(slack(width, generator.vectors.lanes)))
         if copies is None and generator.private(at):
             copies = self._per_task
         self._add(name, panels * stride, (stride, const(width), 1), copies)
+
+    def _add_sums(self) -> None:
+        """Sums of all of C that lies inside the loop over k, in panels as wide as a tile: (panel, row, column)."""
+        generator = self._generator
+        values, tile, outer = generator.values, generator.tile, generator.variant.outer
+        inside = generator.piece_dimension
+        sizes = {"m": values["mc"], "n": values["nc"], inside: emit.minimum(values["piece"], values[inside])}
+        rows = let("sums_rows", emit.round_up(sizes["m"], const(tile["m"])))
+        stride = let("sums_stride", rows * const(tile["n"]))
+        needed = tirx.Select(values["k"] > values["kc"], const(1), const(0))
+        own = generator.spec.parallel and outer.index(generator.spec.parallel) < outer.index("pc")
+        panels = emit.ceil_div(sizes["n"], const(tile["n"]))
+        self._add("W", needed * panels * stride, (stride, const(tile["n"]), 1), self._per_task if own else None)
 
     def copies(self, name: str):
         """How many copies of the buffer ``name`` there are."""
@@ -124,4 +146,5 @@ class Workspace:
     def _view(self, name: str, region: _Region, offset) -> emit.View:
         generator = self._generator
         name = name if len(name) > 1 else name + "c"
-        return emit.View(name, generator.pointers["work"], generator.spec.dtype, region.strides, offset)
+        vectors = generator.elements.panels if name in ("Ac", "Bc") else generator.elements.sums
+        return emit.View(name, generator.pointers["work"], vectors.dtype, region.strides, offset)

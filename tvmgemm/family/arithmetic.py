@@ -1,0 +1,137 @@
+"""How the sum of products is computed, per instruction set and dtype, as tables.
+
+An element of a packed panel and an accumulator are lanes of the same width. A panel's element holds ``group`` elements
+of the operand, consecutive along k, which one instruction multiplies with those of the other operand and adds up: four
+bytes (``dot8``), two 16-bit integers (``madd16``), or just one. Integers wrap modulo 2**n, so what a dtype's own width
+cannot see (the sign of what is multiplied modulo 2**8, the upper half of a 32-bit sum of 16-bit products) need not be
+right, and is chosen for speed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..problem import DTYPES
+from .isa import Isa, isa_of
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """``sum``: type of the accumulators' lanes. ``element``: type that an operand's elements are converted to.
+    ``group``: how many of them make up an element of a panel, which is as wide as a sum.
+
+    ``fused``: names of instruction sets (``fma``: those with ``Isa.fma``) on which the step is one instruction; elsewhere
+    a product takes a register before it is added.
+    """
+
+    name: str
+    sum: str
+    element: str
+    group: int
+    fused: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of an accumulator's lane and of an element of a panel."""
+        return bits(self.sum) // 8
+
+    @property
+    def floating(self) -> bool:
+        """Whether sums are floating-point numbers."""
+        return self.sum.startswith("float")
+
+    def is_fused(self, isa: Isa) -> bool:
+        """Whether a step is one instruction."""
+        return isa.name in self.fused or ("fma" in self.fused and isa.fma)
+
+    def lanes(self, isa: Isa) -> int:
+        """Accumulators in a vector register."""
+        return isa.lanes(self.size)
+
+
+def bits(name: str) -> int:
+    """Bits of a type by its name: ``int16`` -> 16."""
+    return int("".join(c for c in name if c.isdigit()))
+
+
+_VNNI = ("x86-64-v3-vnni", "x86-64-v4-vnni")
+
+# fmt: off
+ARITHMETICS: dict[str, Arithmetic] = {row.name: row for row in (
+    #           name      sum        element   group  one instruction on
+    Arithmetic("fma32",  "float32", "float32", 1,    ("fma",)),
+    Arithmetic("fma64",  "float64", "float64", 1,    ("fma",)),
+    Arithmetic("mul8",   "int8",    "int8",    1,    ("armv8-neon",)),
+    Arithmetic("mul16",  "int16",   "int16",   1,    ("armv8-neon",)),
+    Arithmetic("mul32",  "int32",   "int32",   1,    ("armv8-neon",)),
+    Arithmetic("mul64",  "int64",   "int64",   1,    ()),
+    Arithmetic("madd16", "int32",   "int16",   2,    _VNNI),              # pmaddwd and paddd, or vpdpwssd
+    Arithmetic("dot8",   "int32",   "uint8",   4,    _VNNI),              # vpdpbusd
+    Arithmetic("and8",   "uint8",   "uint8",   1,    ("x86-64-v4",)),     # or of ands: vpternlogd
+    Arithmetic("and16",  "int16",   "int16",   1,    ("x86-64-v4",)),
+    Arithmetic("and32",  "int32",   "uint8",   4,    ("x86-64-v4",)),
+)}
+
+#: dtype -> (arithmetic of kernels that pack both operands, of kernels that read one in place; others), narrow levels first:
+#: a later table overrides an earlier one.
+_X86 = {
+    "float32": ("fma32",), "float64": ("fma64",),
+    "int8":    ("madd16", "mul16"), "uint8":  ("madd16", "mul16"),
+    "int16":   ("madd16", "mul16"), "uint16": ("madd16", "mul16"),
+    "int32":   ("mul32",), "uint32": ("mul32",), "int64": ("mul64",), "uint64": ("mul64",),
+    "bool":    ("and32", "and16"),
+    **dict.fromkeys(("int8-int32", "uint8-int8-int32", "uint8-int32", "uint8-uint32", "int16-int32"), ("madd16", "mul32")),
+    **dict.fromkeys(("bfloat16-float32", "bfloat16"), ("fma32",)),
+}
+_F16C = dict.fromkeys(("float16", "float16-float32"), ("fma32",))
+_DOT = {
+    **dict.fromkeys(("int8", "uint8"), ("dot8", "mul16", "madd16")),
+    **dict.fromkeys(("int16", "uint16"), ("madd16", "mul16")),
+    **dict.fromkeys(("int8-int32", "uint8-int8-int32", "uint8-int32", "uint8-uint32"), ("dot8", "mul32", "madd16")),
+    "int16-int32": ("madd16", "mul32"),
+}
+_NEON = {
+    "float32": ("fma32",), "float64": ("fma64",),
+    "int8":    ("mul8",), "uint8":  ("mul8",), "int16": ("mul16",), "uint16": ("mul16",),
+    "int32":   ("mul32",), "uint32": ("mul32",), "int64": ("mul64",), "uint64": ("mul64",),
+    "bool":    ("and8",),
+    **dict.fromkeys(("int8-int32", "uint8-int8-int32", "uint8-int32", "uint8-uint32", "int16-int32"), ("mul32",)),
+    **dict.fromkeys(("float16", "float16-float32", "bfloat16-float32", "bfloat16"), ("fma32",)),
+}
+
+#: Instruction set -> dtype -> names of arithmetics. Levels that add nothing for a dtype have no row for it.
+WAYS: dict[str, dict[str, tuple[str, ...]]] = {
+    "x86-64-v2":      _X86,
+    "x86-64-v3":      _X86 | _F16C,
+    "x86-64-v3-vnni": _DOT,
+    "x86-64-v4":      _X86 | _F16C,
+    "x86-64-v4-vnni": _DOT,
+    "armv8-neon":     _NEON,
+    "riscv64-v":      {"float32": ("fma32",), "float64": ("fma64",)},
+    "power9":         {"float32": ("fma32",), "float64": ("fma64",)},
+}
+# fmt: on
+
+
+def arithmetic_of(isa: str, dtype: str, packing: str, forced: str = "") -> Arithmetic:
+    """The arithmetic of a kernel. Groups are made while both operands are packed: what reads one in place has no groups.
+
+    ValueError for a dtype that the instruction set has no kernels for, and for a ``forced`` one that it does not have.
+    """
+    ways = WAYS[isa].get(dtype)
+    if ways is None:
+        raise ValueError(f"no kernels for {dtype} on {isa}; there are some for {', '.join(WAYS[isa])}")
+    if forced and forced not in ways:
+        raise ValueError(f"arithmetic {forced!r}: {dtype} on {isa} has {', '.join(ways)}")
+    packed, in_place = ways[0], ways[min(1, len(ways) - 1)]
+    return ARITHMETICS[forced or (packed if packing == "ab" else in_place)]
+
+
+def rounds_once(dtype: str) -> bool:
+    """Whether sums are wider floating-point numbers than C's: they must be complete before they are rounded to it."""
+    return DTYPES[dtype].c in ("float16", "bfloat16")
+
+
+def lanes_of(isa: str, dtype: str, packing: str, forced: str = "") -> int:
+    """Accumulators in a vector register of that kernel: columns of C in a vector."""
+    return arithmetic_of(isa, dtype, packing, forced).lanes(isa_of(isa))

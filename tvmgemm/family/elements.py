@@ -1,0 +1,238 @@
+"""What becomes of an element on its way: from memory into a panel or a register, through the multiply-add, back to C.
+
+Values are vectors of ``lanes`` elements, or scalars for ``lanes`` 1. Memory is read and written as the integers or numbers
+of ``stored``: the half-precision types as their bits, booleans as the bytes that they are.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from ..problem import DTYPES
+from ..spec import KernelSpec
+from .arithmetic import arithmetic_of, bits, rounds_once
+from .emit import Vectors
+from .isa import isa_of
+
+#: How elements lie in memory, where that is not a type that arithmetic is done in.
+_STORED = {"float16": "uint16", "bfloat16": "uint16", "bool": "uint8"}
+
+#: Quiet NaNs of what is stored as integers.
+_NAN = {"float16": 0x7E00, "bfloat16": 0x7FC0}
+
+#: Width of a vector in bits -> LLVM's name of the instruction.
+_MADD16 = {128: "llvm.x86.sse2.pmadd.wd", 256: "llvm.x86.avx2.pmadd.wd", 512: "llvm.x86.avx512.pmaddw.d.512"}
+_DOT8 = {width: f"llvm.x86.avx512.vpdpbusd.{width}" for width in (128, 256, 512)}
+
+
+def typed(name: str, lanes: int) -> str:
+    """The type of a vector of ``lanes`` elements; of one element for 1."""
+    return name if lanes == 1 else f"{name}x{lanes}"
+
+
+def cast(value, name: str, lanes: int):
+    """Converted to another type: integers by their value modulo 2**n."""
+    return tirx.Cast(typed(name, lanes), value)
+
+
+def reinterpret(value, name: str, lanes: int):
+    """The same bits, seen as ``lanes`` elements of another type."""
+    return T.reinterpret(typed(name, lanes), value)
+
+
+def splat(value, lanes: int):
+    """A scalar in every lane."""
+    return value if lanes == 1 else T.broadcast(value, lanes)
+
+
+#: Conversions of single elements that raise the flags of those elements and no others, for x86: see ``Elements``.
+HALVES = """
+define linkonce_odr hidden float @tvmgemm_widened(i16 %x) alwaysinline nounwind {
+  %one = insertelement <8 x i16> poison, i16 %x, i64 0
+  %all = shufflevector <8 x i16> %one, <8 x i16> poison, <8 x i32> zeroinitializer
+  %halves = bitcast <8 x i16> %all to <8 x half>
+  %wide = fpext <8 x half> %halves to <8 x float>
+  %kept = call <8 x float> asm "", "=x,0"(<8 x float> %wide)
+  %result = extractelement <8 x float> %kept, i64 0
+  ret float %result
+}
+define linkonce_odr hidden i16 @tvmgemm_narrowed(float %x) alwaysinline nounwind {
+  %one = insertelement <8 x float> poison, float %x, i64 0
+  %all = shufflevector <8 x float> %one, <8 x float> poison, <8 x i32> zeroinitializer
+  %narrow = fptrunc <8 x float> %all to <8 x half>
+  %bits = bitcast <8 x half> %narrow to <8 x i16>
+  %kept = call <8 x i16> asm "", "=x,0"(<8 x i16> %bits)
+  %result = extractelement <8 x i16> %kept, i64 0
+  ret i16 %result
+}
+"""
+
+
+class Elements:
+    """The elements of one kernel's operands.
+
+    ``sums`` and ``panels`` are the accumulators and the elements of packed panels, of the same width; ``c`` is C in
+    vectors of as many lanes. ``group``: elements of A or B in one of a panel.
+    """
+
+    def __init__(self, spec: KernelSpec) -> None:
+        row, isa = DTYPES[spec.dtype], isa_of(spec.isa)
+        self.arithmetic = how = arithmetic_of(spec.isa, spec.dtype, spec.packing, spec.arithmetic)
+        self.group = how.group
+        self.kinds = {"A": row.a, "B": row.b, "C": row.c}
+        self.stored = {operand: _STORED.get(kind, kind) for operand, kind in self.kinds.items()}
+        self._set_lanes(how.lanes(isa))
+        self.rounds_once = rounds_once(spec.dtype)
+        # x86 converts single elements in vectors, and LLVM leaves in the other lanes whatever is there.
+        self._quiet_scalars = isa.arch == "x86_64"
+        #: What alpha and beta of a gemm are given in.
+        self.scale = how.sum if how.floating else self.stored["C"]
+        # Bytes of one sign: A moves by 128 into the other half of the instruction's two kinds of bytes.
+        signed = {kind.startswith("int") for kind in (row.a, row.b)}
+        self.shifted = how.name == "dot8" and row.c_size == 4 and len(signed) == 1
+        self._unsigned = "B" if self.shifted and signed == {False} else "A"
+
+    @property
+    def definitions(self) -> str:
+        """Functions in LLVM's language that these conversions call."""
+        return HALVES if self._quiet_scalars and "float16" in self.kinds.values() else ""
+
+    def _set_lanes(self, lanes: int) -> None:
+        how, self.lanes = self.arithmetic, lanes
+        self.sums = Vectors(how.sum, lanes)
+        self.panels = Vectors(how.sum if how.group == 1 else "int32", lanes)
+        self.c = Vectors(self.stored["C"], lanes)
+
+    def in_lanes(self, lanes: int) -> Elements:
+        """The same in vectors of another width."""
+        other = copy(self)
+        other._set_lanes(lanes)
+        return other
+
+    # ---- on the way in ----------------------------------------------------------------------------------------------
+
+    def outside(self, operand: str) -> int | float:
+        """What lanes outside of the matrix are loaded as: a quiet NaN, or 0 of an integer."""
+        kind = self.kinds[operand]
+        return _NAN.get(kind, float("nan") if kind.startswith("float") else 0)
+
+    def memory(self, operand: str) -> Vectors:
+        """Vectors of an operand as it lies in memory."""
+        return Vectors(self.stored[operand], self.lanes)
+
+    def element(self, operand: str, value, lanes: int):
+        """What was loaded, as what is multiplied."""
+        kind, element = self.kinds[operand], self.arithmetic.element
+        if kind == "bool":  # any bits but none are true: A's then are all ones, so whatever B has of them stays
+            if operand == "B":
+                return value if element == "uint8" else cast(value, element, lanes)
+            none = splat(tirx.const(0, "uint8"), lanes)
+            all_bits, no_bits = (splat(tirx.const(x, element), lanes) for x in (255, 0))
+            return tirx.Select(value != none, all_bits, no_bits)
+        if kind == "bfloat16":
+            upper = cast(value, "uint32", lanes) << splat(tirx.const(16, "uint32"), lanes)
+            return reinterpret(upper, "float32", lanes)
+        if kind == "float16":
+            if lanes == 1 and self._quiet_scalars:
+                return T.call_extern("float32", "tvmgemm_widened", value)
+            return cast(reinterpret(value, "float16", lanes), "float32", lanes)
+        value = value if kind == element else cast(value, element, lanes)
+        if self.shifted and operand == "A":
+            value = value ^ splat(tirx.const(128, element), lanes)
+        return value
+
+    def repeated(self, operand: str, value):
+        """A stored element as what is multiplied by a vector: one, or already in every lane."""
+        if self.kinds[operand] == "float16":  # one conversion, which is one of vectors anyway
+            return self.element(operand, T.broadcast(value, self.lanes), self.lanes)
+        return self.element(operand, value, 1)
+
+    def grouped(self, parts: list, lanes: int):
+        """An element of a panel from the ``group`` elements that it holds, the first in its lowest bits."""
+        if self.group == 1:
+            return parts[0]
+        width = bits(self.arithmetic.element)
+        total = None
+        for q, part in enumerate(parts):
+            part = cast(cast(part, f"uint{width}", lanes), "uint32", lanes)
+            part = part << splat(tirx.const(width * q, "uint32"), lanes) if q else part
+            total = part if total is None else total | part
+        return cast(total, "int32", lanes)
+
+    def consecutive(self, operand: str, view, *indices):
+        """``lanes`` elements of a panel from a row of memory along k."""
+        count = self.lanes * self.group
+        value = self.element(operand, view.get_vector(count, *indices), count)
+        return value if self.group == 1 else reinterpret(value, "int32", self.lanes)
+
+    # ---- the step -----------------------------------------------------------------------------------------------------
+
+    def multiply_add(self, a, b, c):
+        """c + a.b for vectors of panel elements and sums."""
+        name, width = self.arithmetic.name, 8 * self.lanes * self.arithmetic.size
+        if self.arithmetic.floating:
+            return self.sums.multiply_add(a, b, c)
+        if name.startswith("mul"):
+            return c + a * b
+        if name.startswith("and"):
+            return c | (a & b)
+        if name == "madd16":
+            a, b = (reinterpret(x, "int16", 2 * self.lanes) for x in (a, b))
+            return c + T.call_llvm_intrin(self.sums.type, _MADD16[width], a, b)
+        a, b = (reinterpret(x, "int8", 4 * self.lanes) for x in (a, b))
+        unsigned, signed = (a, b) if self._unsigned == "A" else (b, a)
+        return T.call_llvm_intrin(self.sums.type, _DOT8[width], c, unsigned, signed)
+
+    def shift_of(self, b, c):
+        """c + 128 b or c - 128 b: what A's move by 128 has added to the sums of these columns of B."""
+        return self.multiply_add(self.panels.splat(tirx.const(-0x7F7F7F80, "int32")), b, c)
+
+    # ---- on the way out -------------------------------------------------------------------------------------------------
+
+    def result(self, x, lanes: int):
+        """A finished sum, as it is stored in C."""
+        kind = self.kinds["C"]
+        if kind == "bool":
+            one, none = (splat(tirx.const(v, "uint8"), lanes) for v in (1, 0))
+            return tirx.Select(x != splat(tirx.const(0, self.sums.dtype), lanes), one, none)
+        if kind == "float16":
+            if lanes == 1 and self._quiet_scalars:
+                return T.call_extern("uint16", "tvmgemm_narrowed", x)
+            return reinterpret(cast(x, "float16", lanes), "uint16", lanes)
+        if kind == "bfloat16":
+            return self._bfloat16(x, lanes)
+        return x if kind == self.sums.dtype else cast(x, kind, lanes)
+
+    def _bfloat16(self, x, lanes: int):
+        """Rounded to nearest, ties to even; a NaN stays one, quiet, with its sign."""
+
+        def number(value: int):
+            return splat(tirx.const(value, "uint32"), lanes)
+
+        whole = T.bind(reinterpret(x, "uint32", lanes))
+        upper = whole >> number(16)
+        rounded = (whole + number(0x7FFF) + (upper & number(1))) >> number(16)
+        nan = (whole & number(0x7FFFFFFF)) > number(0x7F800000)
+        return cast(tirx.Select(nan, upper | number(0x40), rounded), "uint16", lanes)
+
+    def joined(self, old, x, lanes: int):
+        """C after a later block of k: ``old`` is stored, ``x`` the block's sum."""
+        if self.kinds["C"] == "bool":
+            return old | self.result(x, lanes)
+        return old + self.result(x, lanes)
+
+    def wide(self, old, lanes: int):
+        """A stored element of C as alpha and beta are: in the type of the sums, but integers as they are."""
+        if not self.arithmetic.floating or self.kinds["C"] == self.sums.dtype:
+            return old
+        return self.element("C", old, lanes)
+
+    def scaled(self, alpha, x, kept, lanes: int):
+        """alpha.x + ``kept`` (nothing for None) as it is stored; ``kept`` is ``wide``. Floating-point: rounded once."""
+        if not self.arithmetic.floating:
+            total = alpha * self.result(x, lanes)
+            return total if kept is None else total + kept
+        return self.result(alpha * x if kept is None else self.sums.multiply_add(alpha, x, kept), lanes)

@@ -270,7 +270,7 @@ class _Outline:
                 product = "Ac[ir+it, p]*Bc[p, jr+jt]"
                 if in_tile:
                     self._line(
-                        f"T[it, jt] += {product}", "micro-kernel; LLVM decides on registers and vectors"
+                        f"T[it, jt] += {product}", "micro-kernel, by vectors; LLVM decides what stays in registers"
                     )
                 else:
                     self._line(f"C[ic+ir+it, jc+jr+jt] += {self._alpha}{product}", "one element at a time")

@@ -7,7 +7,7 @@ the fourth. They exist to be measured against each other; C = A.B is right in al
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import emit
 from .emit import const, loop
@@ -52,6 +52,18 @@ def triple_loop(g: Generator, blocks: dict[str, Block]) -> None:
         _add_product(g, i, j, _element(g, "A", i, p), _element(g, "B", j, p))
 
 
+def _collect(g: Generator, tile: emit.View, at: dict[str, Any], kb) -> None:
+    """tile = A.B of one micro-tile, by vectors; what stays in registers is LLVM's choice."""
+    mr, lanes = g.tile["m"], g.vectors.lanes
+    vectors = const(g.tile["n"] // lanes)
+    with loop("it", const(mr)) as it, loop("jt", vectors) as jt:
+        tile.set_vector(g.vectors.splat(0.0), lanes, it, jt * const(lanes))
+    with loop("p", kb) as p, loop("it", const(mr)) as it, loop("jt", vectors) as jt:
+        a, column = g.vectors.splat(g.panels["A"].get(at["ir"], p, it)), jt * const(lanes)
+        b = g.panels["B"].get_vector(lanes, at["jr"], p, column)
+        tile.set_vector(g.vectors.multiply_add(a, b, tile.get_vector(lanes, it, column)), lanes, it, column)
+
+
 def _element(g: Generator, operand: str, own, p):
     """A[i, p] or B[p, j]: ``own`` is the index that is not along k."""
     across, _ = PANELS[g.variant.resident][operand]
@@ -78,16 +90,11 @@ def packed_loops(g: Generator, blocks: dict[str, Block], task, in_tile: bool) ->
         rows, columns = emit.minimum(m.size - i0, const(mr)), emit.minimum(n.size - j0, const(nr))
         # Not in ``work``: there LLVM could not know that writing to it leaves the panels as they are.
         tile = emit.View.on_stack("T", g.spec.dtype, (mr, nr)) if in_tile else None
-        if tile is not None:
-            with loop("it", const(mr)) as it, loop("jt", const(nr)) as jt:
-                tile.set(g.vectors.scalar(0.0), it, jt)
-        sizes = (const(mr), const(nr)) if in_tile else (rows, columns)
-        with loop("p", k.size) as p, loop("it", sizes[0]) as it, loop("jt", sizes[1]) as jt:
-            a, b = g.panels["A"].get(at["ir"], p, it), g.panels["B"].get(at["jr"], p, jt)
-            if tile is not None:
-                tile.set(g.vectors.multiply_add(a, b, tile.get(it, jt)), it, jt)
-            else:
+        if tile is None:
+            with loop("p", k.size) as p, loop("it", rows) as it, loop("jt", columns) as jt:
+                a, b = g.panels["A"].get(at["ir"], p, it), g.panels["B"].get(at["jr"], p, jt)
                 _add_product(g, m.start + i0 + it, n.start + j0 + jt, a, b)
-        if tile is not None:
+        else:
+            _collect(g, tile, at, k.size)
             with loop("it", rows) as it, loop("jt", columns) as jt:
                 _add_product(g, m.start + i0 + it, n.start + j0 + jt, tile.get(it, jt), g.vectors.scalar(1.0))

@@ -332,10 +332,13 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[_
         Box(m=(0, FEW_ROWS), n=(0, held)), name, in_place, None if plain else 1,
         f"m <= {FEW_ROWS} and blocks of B of at most {kc} x {held}, which stay in L2 as they are",
     )  # fmt: skip
+    # With several threads a shared A costs a meeting, and A is small.
     low = _Rule(
-        Box(m=(0, FLAT), k=(0, SHALLOW)), "A3B2C0", "a" if problem.b_layout == "row" else "ab", 1,
+        Box(m=(0, FLAT), k=(0, SHALLOW)), *(("A3B2C0", "a") if options.num_threads == 1 else (name, "none")), 1,
         f"m <= {FLAT} and k <= {SHALLOW}: A stays in L1, B goes by once, in place",
     )  # fmt: skip
+    if problem.b_layout != "row":
+        low = replace(low, variant="A3B2C0", packing="ab")
     shallow = _Rule(
         Box(m=(SHORT + 1, math.inf), k=(0, SHALLOW), n=(columns + 1, math.inf)), "A3B2C0", "ab", 2,
         f"k <= {SHALLOW}: C is most of the traffic, so its rows are written in turn",

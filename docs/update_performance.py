@@ -1,7 +1,7 @@
 """Measure, and rewrite the tables and the plot of ``performance.md``.
 
-python docs/update_performance.py                    # every suite in full: about 30 minutes on a quiet machine
-python docs/update_performance.py --quick            # every suite, fewer cases and less time for each: about 10
+python docs/update_performance.py                    # every suite in full: about 40 minutes on a quiet machine
+python docs/update_performance.py --quick            # every suite, fewer cases and less time for each: about 12
 python docs/update_performance.py squares dtypes     # these suites
 python docs/update_performance.py run.json           # no measuring: results that python -m benchmarks --json wrote
 

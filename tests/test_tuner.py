@@ -18,7 +18,7 @@ from equivalence import RUNNABLE
 import tvmgemm
 from tvmgemm import trial, tuned, tuner
 from tvmgemm.cli import tune as command
-from tvmgemm.family.tiles import TILES
+from tvmgemm.family.tiles import KERNEL_DTYPES, TILES
 from tvmgemm.family.validity import check, unsuitable
 from tvmgemm.family.variants import VARIANTS
 from tvmgemm.host import host
@@ -89,8 +89,15 @@ def test_blocks_are_resized_where_that_makes_a_difference():
 
 
 def test_dtypes_that_can_be_tuned():
-    names = tuner.tunable(host().isa().name)
+    names = tuner.tunable(host(), None)
     assert {"float32", "float64"} <= set(names) and not any("-" in name for name in names)
+    assert names["float32"] == host().isa().name and names.keys() <= set(KERNEL_DTYPES)
+
+
+def test_each_of_them_has_proposals():
+    for dtype, isa in tuner.tunable(host(), None).items():
+        planned, specs = proposed(replace(SQUARE, dtype=dtype))
+        assert {(spec.dtype, spec.isa) for spec in specs} == {(dtype, isa)} and len(specs) > 1
 
 
 @pytest.mark.parametrize("layouts", [("row", "row"), ("col", "row"), ("row", "col")])

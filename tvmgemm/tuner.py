@@ -64,9 +64,12 @@ class Candidate:
         return " ".join(filter(None, parts))
 
 
-def tunable(isa: str) -> tuple[str, ...]:
-    """The dtypes whose products can be tuned: those with kernels, of one element type for A, B and C."""
-    return tuple(d.name for d in DTYPES.values() if (isa, d.name) in TILES and d.a == d.b == d.c != "bfloat16")
+def tunable(machine: Host, cap: str | None) -> dict[str, str]:
+    """The dtypes whose products can be tuned, and the instruction set of each: those with kernels, of one element type for
+    A, B and C."""
+    alike = (d.name for d in DTYPES.values() if d.a == d.b == d.c != "bfloat16")
+    found = {name: machine.isa(cap, name) for name in alike}
+    return {name: isa.name for name, isa in found.items() if isa is not None}
 
 
 def tune(problem: Problem, threads: int, seconds: float, progress: Callable[[str], None] | None = None) -> Tuned:
@@ -147,6 +150,8 @@ def _neighbours(base: KernelSpec, options: Options) -> Iterator[KernelSpec]:
         for loop in ("", *variant.outer):
             yield replace(base, parallel=loop)
     for other in VARIANTS.values():
+        if other.resident not in tiles:
+            continue
         if other.resident == variant.resident:
             yield replace(base, variant=other.name)
         for packing in (other.packable, other.packings[-1]):

@@ -37,20 +37,20 @@ def main(argv: list[str]) -> int:
     from tvmgemm import tuned, tuner
     from tvmgemm.trial import BuildFailed
 
-    isa = host().isa(settings.current().max_isa)
-    if isa is None:
+    tunable = tuner.tunable(host(), settings.current().max_isa)
+    if not tunable:
         return _fail(f"no kernels exist for this CPU ({host().arch})", 2)
-    if unknown := [name for name in arguments.dtype if name not in tuner.tunable(isa.name)]:
-        return _fail(f"dtype {', '.join(unknown)}: pass some of {', '.join(tuner.tunable(isa.name))}", 2)
+    if unknown := [name for name in arguments.dtype if name not in tunable]:
+        return _fail(f"dtype {', '.join(unknown)}: pass some of {', '.join(tunable)}", 2)
     if forced(settings.current()):
         return _fail("the settings force a variant, micro-kernel, packing or parallel loop, so nothing is left to choose", 2)
     store = dispatch.store()
     if store.folder is None:
         return _fail("the kernel cache's folder can't be used, so there is no place for results", 1)
 
-    wanted = list(dict.fromkeys(_products(arguments, isa.name)))
+    wanted = list(dict.fromkeys(_products(arguments)))
     known = () if arguments.again else {entry.subject for entry in tuned.load(store, host())}
-    todo = [product for product in wanted if (*product, isa.name) not in known]
+    todo = [product for product in wanted if (*product, tunable[product[0].dtype]) not in known]
     found: list = []
     status = 0
     try:
@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _products(arguments: argparse.Namespace, isa: str) -> Iterator[tuple[Problem, int]]:
+def _products(arguments: argparse.Namespace) -> Iterator[tuple[Problem, int]]:
     for dtype in arguments.dtype:
         for m, n, k in arguments.shapes:
             for a, b in arguments.layouts:

@@ -52,6 +52,7 @@ HOSTS = {
 NUMPY = None
 ROW, COL, GAPS = LAYOUT_NAMES
 SYMMETRIC = {"b_layout": COL, "symmetric": True}
+GEMV = {"gemv": True}
 GOTO = FORCED
 V2, V3, V4, NEON = "x86-64-v2", "x86-64-v3", "x86-64-v4", "armv8-neon"
 
@@ -72,9 +73,9 @@ DECISIONS = [
     ("server",    {},                   64,    64,   64,   {"b_layout": COL},      (V4, GOTO, "b", "", 1)),
     ("server",    {},                   64,    64,   64,   {"b_layout": GAPS},     (V4, GOTO, "b", "", 1)),
     ("server",    {},                   64,    64,   64,   {"a_layout": COL},      (V4, GOTO, "none", "", 1)),
-    ("server",    {},                   1,     500,  500,  {},                     NUMPY),
-    ("server",    {},                   500,   1,    500,  {},                     NUMPY),
-    ("server",    {},                   1,     1,    500,  {},                     NUMPY),
+    ("server",    {},                   1,     500,  500,  GEMV,                   NUMPY),
+    ("server",    {},                   500,   1,    500,  GEMV,                   NUMPY),
+    ("server",    {},                   1,     1,    500,  GEMV,                   NUMPY),
     ("server",    {},                   1,     500,  500,  {"op": "gemm"},         (V4, GOTO, "none", "", 1)),
     ("server",    {"variant": FORCED},  1,     500,  500,  {},                     (V4, GOTO, "none", "", 1)),
     ("server",    {"variant": FORCED},  500,   1,    500,  {},                     (V4, GOTO, "none", "", 1)),
@@ -178,6 +179,7 @@ problems = st.builds(
     c_layout=st.sampled_from([ROW, GAPS]),
     transposed=st.booleans(),
     symmetric=st.booleans(),
+    gemv=st.booleans(),
 )
 hosts = st.one_of(
     st.sampled_from(list(HOSTS.values())),

@@ -255,7 +255,7 @@ def missing(specs: list[KernelSpec]) -> list[KernelSpec]:
 
 def _publish(problem: Problem, decided: Plan, kernel: Kernel | None) -> None:
     # Equal decisions keep their id, so that the native side keeps one copy of each however often options change.
-    statics = (problem.dtype, problem.op, problem.a_layout, problem.b_layout, problem.c_layout, problem.symmetric)
+    statics = (problem.dtype, problem.op, problem.a_layout, problem.b_layout, problem.c_layout, problem.symmetric, problem.gemv)
     id = _ids.setdefault((statics, decided, kernel), len(_ids) + 1)
     _published[id] = decided
     box, blocks = decided.box, decided.blocks
@@ -266,7 +266,7 @@ def _publish(problem: Problem, decided: Plan, kernel: Kernel | None) -> None:
         for end, bound in zip(("lo", "hi"), getattr(box, side))
     }
     native = {
-        "dtype": DTYPES[problem.dtype].native_id, "op": OPS.index(problem.op), "symmetric": problem.symmetric,
+        "dtype": DTYPES[problem.dtype].native_id, "op": OPS.index(problem.op), "symmetric": problem.symmetric, "gemv": problem.gemv,
         "kernel": kernel.handle if kernel else ffi.NULL, "id": id,
         "tasks": 1 if decided.shares_stack else decided.tasks, "stack_tasks": decided.tasks if decided.shares_stack else 1,
         "mc": blocks.mc if blocks else 0, "nc": blocks.nc if blocks else 0, "kc": blocks.kc if blocks else 0,

@@ -66,6 +66,12 @@ TALL = 16
 #: m up to which the rows that a tall tile leaves over count.
 TINY = 32
 
+#: Elements of a matrix up to which its rows are multiplied by a vector faster, with k in order, than BLAS is called.
+SMALL_GEMV = 1 << 10
+
+#: The same of a dot product.
+TINY_DOT = 16
+
 DEFAULT_VARIANT = "B3A2C0"
 
 #: The dtypes that NumPy hands to its BLAS; for all others it has a scalar loop.
@@ -260,15 +266,25 @@ def _rules(problem: Problem, isa: Isa, host: Host, options: Options) -> list[_Ru
     """The rules for problems of these layouts, first match first; the last one holds everything."""
     rules: list[_Rule] = []
     if not forced(options) and problem.op == "matmul" and problem.dtype in BLAS:
-        for side in ("m", "n"):
-            why = f"{side} = 1 is a matrix-vector product: NumPy's BLAS runs it at the speed of memory"
-            rules.append(_Rule(Box(**{side: (1, 1)}), None, "", 0, why))
+        if problem.gemv:
+            rules += _vectors(problem, host)
         if problem.symmetric:
             rules += _symmetric(problem, isa, options)
     choices = _choices if problem.dtype in BLAS else _choices_without_peer
     for choice in choices(problem, isa, host, options):
         rules += _shared_out(choice, isa, problem, host, options)
     return rules
+
+
+def _vectors(problem: Problem, host: Host) -> list[_Rule]:
+    """What BLAS computes faster: it adds up k in as many sums as help, where we keep to one order."""
+    in_l1 = host.cache(1).bytes // DTYPES[problem.dtype].itemsize
+    why = "a matrix-vector product: NumPy's BLAS runs it at the speed of the caches"
+    return [
+        _Rule(Box(m=(1, 1), n=(1, 1), k=(TINY_DOT + 1, math.inf)), None, "", 0, "a dot product: BLAS adds it up in many sums"),
+        _Rule(Box(n=(1, 1), work=(SMALL_GEMV + 1, math.inf)), None, "", 0, f"n = 1 is {why}"),
+        _Rule(Box(m=(1, 1), work=(in_l1 + 1, math.inf)), None, "", 0, f"m = 1 is {why}"),
+    ]
 
 
 def _symmetric(problem: Problem, isa: Isa, options: Options) -> list[_Rule]:

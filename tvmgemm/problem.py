@@ -89,7 +89,8 @@ class Problem:
 
     Layouts are ``"row"`` (unit column stride), ``"col"`` (unit row stride) or ``"strided"``; C is never ``"col"``:
     a column-major C is computed as C^T = B^T.A^T, which ``transposed`` records (A, B, m and n are already swapped).
-    ``symmetric``: A and B are one buffer and B = A^T.
+    ``symmetric``: A and B are one buffer and B = A^T. ``gemv``: m or n is 1 and the strides are such that NumPy has BLAS
+    compute it, if BLAS knows the dtype; otherwise it runs a plain loop.
     """
 
     dtype: str
@@ -103,6 +104,7 @@ class Problem:
     c_layout: str = "row"
     transposed: bool = False
     symmetric: bool = False
+    gemv: bool = False
 
     @property
     def mn(self) -> float:
@@ -134,4 +136,5 @@ class Problem:
             c_layout=LAYOUT_NAMES[p.c_layout],
             transposed=bool(p.transposed),
             symmetric=bool(p.symmetric),
+            gemv=bool(p.gemv),
         )

@@ -94,7 +94,7 @@ class Tuned:
 
     def applies(self, problem: Problem, isa: str, threads: int) -> bool:
         """Whether it has something to say about problems of these layouts, whatever their sizes."""
-        same = ("dtype", "op", "a_layout", "b_layout", "c_layout", "symmetric")
+        same = ("dtype", "op", "a_layout", "b_layout", "c_layout", "symmetric", "gemv")
         return (
             self.winner != PLANNER
             and (self.isa, self.threads) == (isa, threads)

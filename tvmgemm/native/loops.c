@@ -52,6 +52,27 @@ ALWAYS_INLINE int32_t layout_of(const operand *x)
     return x->cs == 1 ? TG_ROW : x->rs == 1 ? TG_COL : TG_STRIDED;
 }
 
+/* A vector as the result can be computed either way round. As a row it needs a matrix of contiguous rows, and is then
+ * made of whole vectors; as a column it takes any matrix in place. */
+ALWAYS_INLINE bool better_transposed(const tg_problem *p, const operand *a, const operand *b, const operand *c)
+{
+    if (p->m == 1)
+        return p->n > 1 && b->cs != 1;
+    return p->n == 1 && a->cs != 1 && a->rs == 1 && c->rs == 1;
+}
+
+/* Whether NumPy gives a matrix-vector product to BLAS (gemv, which takes no reversed or repeated rows, no gaps between
+ * columns and no reversed vector), or a product of two vectors. Elsewhere it runs a plain loop. */
+ALWAYS_INLINE bool is_gemv(const tg_problem *p, const operand *a, const operand *b)
+{
+    if ((p->m != 1) == (p->n != 1))
+        return p->m == 1;
+    const operand *matrix = p->n == 1 ? a : b;
+    const int64_t rows = p->n == 1 ? p->m : p->k, cols = p->n == 1 ? p->k : p->n;
+    return p->k > 1 && (p->n == 1 ? b->rs : a->cs) >= 1
+        && ((matrix->cs == 1 && matrix->rs >= cols) || (matrix->rs == 1 && matrix->cs >= rows));
+}
+
 /* What there is to know of the elements of a dtype, see TG_DTYPES. */
 typedef struct { int a_shift, b_shift, c_shift; bool same_inputs; } elements;
 static const elements ELEMENTS[TG_NDTYPES] = {
@@ -88,7 +109,7 @@ ALWAYS_INLINE bool canonicalise(char **args, const intptr_t *dims, const intptr_
     settle_unit_dimensions(a, p->m, p->k);
     settle_unit_dimensions(b, p->k, p->n);
     settle_unit_dimensions(c, p->m, p->n);
-    p->transposed = e.same_inputs && c->rs == 1 && c->cs != 1;
+    p->transposed = e.same_inputs && ((c->rs == 1 && c->cs != 1) || better_transposed(p, a, b, c));
     if (p->transposed) {              /* C is column-major: C^T = B^T.A^T has a row-major result */
         operand old = *a;
         int64_t m = p->m;
@@ -97,7 +118,11 @@ ALWAYS_INLINE bool canonicalise(char **args, const intptr_t *dims, const intptr_
         *c = (operand){ c->base, c->step, c->cs, c->rs };
         p->m = p->n;
         p->n = m;
+        settle_unit_dimensions(a, p->m, p->k);
+        settle_unit_dimensions(b, p->k, p->n);
+        settle_unit_dimensions(c, p->m, p->n);
     }
+    p->gemv = is_gemv(p, a, b);
     p->a_layout = layout_of(a);
     p->b_layout = layout_of(b);
     p->c_layout = c->cs == 1 ? TG_ROW : TG_STRIDED;

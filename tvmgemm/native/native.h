@@ -102,7 +102,7 @@ struct tg_kernel {
  * because every caller writes it while all read the rest. */
 typedef struct tg_entry {
     tg_plan plan;
-    uint32_t layout_mask, layout_value;   /* layouts and symmetric, a byte each; mask 0: any will do */
+    uint32_t layout_mask, layout_value;   /* layouts, symmetric and gemv; mask 0: any will do */
     struct tg_entry *next;                /* same hash */
     _Alignas(TG_CACHE_LINE) _Atomic int64_t calls;
 } tg_entry;

@@ -35,10 +35,11 @@ __attribute__((constructor)) static void survive_fork(void)
     pthread_atfork(lock_plans, unlock_plans, unlock_plans);
 }
 
-static inline uint32_t packed_layouts(int32_t a, int32_t b, int32_t c, int32_t symmetric)
+static inline uint32_t packed_layouts(int32_t a, int32_t b, int32_t c, int32_t symmetric, int32_t gemv)
 {
     return (uint32_t)(a & 255) | (uint32_t)(b & 255) << 8 | (uint32_t)(c & 255) << 16
-        | (uint32_t)(symmetric & 255) << 24;
+        | (uint32_t)(symmetric & 15) << 24
+        | (uint32_t)(gemv & 15) << 28;
 }
 
 /* As floating-point numbers: they may be beyond 2**63. */
@@ -61,7 +62,7 @@ tg_entry *tg_find(tg_thread *self, const tg_problem *p)
 {
     table *t = &tables[p->dtype][p->op];
     uint8_t *hint = &self->hint[p->dtype][p->op];
-    uint32_t layouts = packed_layouts(p->a_layout, p->b_layout, p->c_layout, p->symmetric);
+    uint32_t layouts = packed_layouts(p->a_layout, p->b_layout, p->c_layout, p->symmetric, p->gemv);
     double n = (double)p->n, mn = (double)p->m * n;
     const products of = { mn, (double)p->k * n, mn * (double)p->k };
     tg_entry *entry = atomic_load_explicit(&t->slot[*hint], memory_order_acquire);
@@ -88,7 +89,7 @@ static uint32_t hash_of(const tg_plan *plan)
     return hash;
 }
 
-_Static_assert(sizeof(tg_plan) == 6 * 4 + 8 * 8 + 6 * 8 + 8 + 6 * 8,
+_Static_assert(sizeof(tg_plan) == 8 * 4 + 8 * 8 + 6 * 8 + 8 + 6 * 8,
                "tg_plan has padding: it can't be compared as bytes");
 
 static tg_entry *intern(const tg_plan *plan)
@@ -104,9 +105,10 @@ static tg_entry *intern(const tg_plan *plan)
     memset(entry, 0, sizeof *entry);
     entry->plan = *plan;
     entry->layout_mask = packed_layouts(plan->a_layout == ANY ? 0 : 255, plan->b_layout == ANY ? 0 : 255,
-                                        plan->c_layout == ANY ? 0 : 255, plan->symmetric == ANY ? 0 : 255);
+                                        plan->c_layout == ANY ? 0 : 255, plan->symmetric == ANY ? 0 : 255,
+                                        plan->gemv == ANY ? 0 : 255);
     entry->layout_value = entry->layout_mask
-        & packed_layouts(plan->a_layout, plan->b_layout, plan->c_layout, plan->symmetric);
+        & packed_layouts(plan->a_layout, plan->b_layout, plan->c_layout, plan->symmetric, plan->gemv);
     entry->next = *bucket;
     return *bucket = entry;
 }

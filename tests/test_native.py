@@ -277,6 +277,42 @@ def test_kernel_sees_the_canonical_problem(native):
 # -- the dispatch table
 
 
+def test_exact_plans_come_first(native):
+    """Two of one shape, for short and long stacks; other shapes and layouts are not theirs."""
+    general = native.publish(native.kernel("plain_float32"))
+    here = {"m_lo": 4, "m_hi": 4, "n_lo": 5, "n_hi": 5, "k_lo": 6, "k_hi": 6, "exact": 1, "b_layout": ROW}
+    short = native.publish(native.kernel("packing_float32"), batch_hi=9, **here)
+    assert native.publish(native.kernel("packing_float32"), batch_hi=9, id=short, **here) == short  # takes no second place
+    long = native.publish(native.kernel("packing_float32"), batch_lo=10, **here)
+
+    def serving(m, n, k, **more):
+        return native.lib.tg_lookup(native.problem(m=m, n=n, k=k, **more))
+
+    assert [serving(4, 5, 6, batch=b) for b in (1, 9, 10)] == [short, short, long]
+    assert {serving(4, 5, 7), serving(4, 5, 0), serving(20, 5, 6), serving(4, 5, 6, b_layout=COL)} == {general}
+    assert serving(4, 5, 6, dtype=1) == serving(4, 5, 6, op=1) == -1
+    native.lib.tg_clear_plans()
+    assert serving(4, 5, 6) == -1
+    for wrong in ({"m_lo": 17}, {"k_lo": 0}, {"op": 1}):
+        made = native.plan(native.kernel("plain_float32"), **{**here, "m_lo": 4, **wrong})
+        assert native.lib.tg_publish(made) == -1
+    assert native.lib.tg_set_served(0, 17, 1, 1, 5) == native.lib.tg_set_served(99, 1, 1, 1, 5) == -1
+
+
+def test_products_of_a_small_shape_are_counted(native, monkeypatch):
+    asked = []
+    monkeypatch.setattr(frontend, "on_hot", lambda p: asked.append((p.m, p.n, p.k)) or False)
+    native.publish(native.kernel("plain_float32"), hot_at=100)
+    a = np.ones((30, 4, 4), "f")
+    for calls in range(1, 7):
+        assert (matmul(a, a) == 4).all() and (matmul(a[:, :3], a) == 4).all()
+        matmul(np.ones((99, 17, 4), "f"), np.ones((99, 4, 4), "f"))  # too large to be counted
+        assert asked == ([(4, 4, 4), (3, 4, 4)] if calls >= 4 else [])
+    assert native.lib.tg_set_served(0, 4, 4, 4, 99) == 0
+    matmul(a[0], a[0])
+    assert asked[2:] == [(4, 4, 4)]
+
+
 def test_no_plan_and_declining_plan_run_numpy(native):
     a, b = whole_numbers((5, 7), "f", 1), whole_numbers((7, 6), "f", 2)
     native.lib.tg_reset_counters()

@@ -38,13 +38,15 @@ def untouched(monkeypatch):
 
 
 def test_defaults():
-    assert current() == Options(variant="auto", jit="sync", tuned="on")
-    assert all(value is None for name, value in vars(current()).items() if name not in ("variant", "jit", "tuned"))
+    given = {"variant": "auto", "jit": "sync", "tuned": "on", "specialise": "on"}
+    assert current() == Options(**given)
+    assert all(value is None for name, value in vars(current()).items() if name not in given)
     assert [environment_name(name) for name in SETTINGS] == [
         "TVMGEMM_VARIANT",
         "TVMGEMM_MAX_ISA",
         "TVMGEMM_NUM_THREADS",
         "TVMGEMM_JIT",
+        "TVMGEMM_SPECIALISE",
         "TVMGEMM_CACHE_DIR",
         "TVMGEMM_MICROKERNEL",
         "TVMGEMM_PACKING",
@@ -58,6 +60,7 @@ GOOD = [
     ("variant", "numpy", "numpy"),
     ("variant", "B3A2C0", "B3A2C0"),
     ("max_isa", "x86-64-v2", "x86-64-v2"),
+    ("specialise", "off", "off"),
     ("num_threads", 3, 3),
     ("num_threads", np.int64(3), 3),
     ("jit", "background", "background"),

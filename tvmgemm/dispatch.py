@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from . import log, settings
+from . import frontend, log, settings
 from ._native import ffi, lib
 from .host import host
-from .planner import Plan, companions, plan
-from .problem import DTYPES, LAYOUT_NAMES, OPS, Problem
+from .planner import HOT_PRODUCTS, Plan, companions, hot_at, plan, shape_spec
+from .problem import DTYPES, LAYOUT_NAMES, OPS, ROW, Problem
 from .spec import KernelSpec
 
 
@@ -52,12 +52,18 @@ class Builds:
     seconds: float = 0.0
 
 
+#: Most kernels for single shapes that one process has built: their number must not follow that of the shapes it meets.
+MOST_SHAPES_BUILT = 16
+
 #: Loaded kernels. Never unloaded: a call in flight may be inside one.
 kernels: dict[KernelSpec, Kernel] = {}
 builds = Builds()
 
 _failures: dict[KernelSpec, str] = {}
 _under_way: dict[KernelSpec, _Build] = {}
+_hot: dict[KernelSpec, Problem] = {}  # shapes whose kernels are being built, and a problem of each
+_shapes_built = 0
+_announced = False  # shapes that have kernels are counted as if they were just about to become hot
 _published: dict[int, Plan] = {}
 _ids: dict[tuple, int] = {}
 _lock = threading.RLock()
@@ -101,6 +107,53 @@ def read_tuned_again() -> None:
     _on_change(settings.current())
 
 
+@lru_cache(maxsize=None)
+def _shapes(cache_dir: str | None) -> set[KernelSpec]:
+    """The kernels for single shapes that can be had without building: those that this folder had, and those built since."""
+    from .shapes import stored
+
+    return stored(_store(cache_dir), host().arch)
+
+
+def _announce(options: settings.Options) -> None:
+    """Have the next product of each shape with a kernel ask for it; no plan of the native table may hold the shape yet."""
+    global _announced
+    if _announced:
+        return
+    _announced = True
+    for spec in _shapes(options.cache_dir):
+        m, n, k = spec.shape
+        if shape_spec(Problem(spec.dtype, m, n, k), host(), options) == spec:
+            lib.tg_set_served(DTYPES[spec.dtype].native_id, m, n, k, HOT_PRODUCTS - 1)
+
+
+def on_hot(native_problem) -> bool:
+    """Many products have had this small shape: publish the plan of a kernel for it alone, or have one built, in the
+    background. True: the loop is to look again."""
+    global _shapes_built
+    problem = Problem.from_native(native_problem)
+    with _lock:
+        options = settings.current()
+        spec = shape_spec(problem, host(), options)
+        if spec in _shapes(options.cache_dir):
+            return decide(problem)[0].spec == spec
+        busy = spec is None or spec in _failures or spec in _under_way
+        if not busy and options.jit != "off" and _shapes_built < MOST_SHAPES_BUILT:
+            _shapes_built += 1
+            _hot[spec] = problem
+            log.info("%s is hot: %s is being built in the background", _described(problem), spec.name)
+            _start_build([spec])
+    return False
+
+
+def _serve_shape(spec: KernelSpec) -> None:
+    """The kernel of a hot shape is there: have it serve, unless the options have changed meanwhile."""
+    options, problem = settings.current(), _hot.pop(spec, None)
+    _shapes(options.cache_dir).add(spec)
+    if problem is not None and shape_spec(problem, host(), options) == spec:
+        decide(problem)
+
+
 def on_miss(native_problem) -> bool:
     """Publish a plan for the problem of a native ``tg_problem``, on any thread; True: the loop is to look again."""
     with _lock:
@@ -113,7 +166,12 @@ def decide(problem: Problem) -> tuple[Plan, Kernel | None]:
     """Plan for ``problem``, get the kernel, publish both. A kernel that cannot be had leaves the problem to NumPy."""
     with _lock:
         options = settings.current()
-        wanted = plan(problem, host(), options, tuned(options))
+        _announce(options)
+        shapes = _shapes(options.cache_dir)
+        wanted = plan(problem, host(), options, tuned(options), shapes)
+        if wanted.served and wanted.spec.shape and wanted.spec not in kernels and not _load_from_store(wanted.spec):
+            shapes.discard(wanted.spec)  # nobody waits for such a kernel
+            wanted = plan(problem, host(), options, tuned(options), shapes)
         kernel, missing = (_kernel(wanted.spec, options) if wanted.served else (None, None))
         _publish(problem, wanted, kernel)
     if wanted.refused:
@@ -240,6 +298,9 @@ def _settle(build: _Build, specs: list[KernelSpec]) -> None:
         if waiting.spec in over:
             lib.tg_unpublish(id)
             del _published[id]
+    for spec in over:
+        if spec.shape is not None and spec in kernels:
+            _serve_shape(spec)
     _changed.notify_all()
 
 
@@ -254,24 +315,37 @@ def missing(specs: list[KernelSpec]) -> list[KernelSpec]:
 
 
 def _publish(problem: Problem, decided: Plan, kernel: Kernel | None) -> None:
+    options = settings.current()
+    if not (kernel and kernel.spec.shape):
+        layouts = {f"{x}_layout": LAYOUT_NAMES.index(getattr(problem, f"{x}_layout")) for x in "abc"}
+        hot = hot_at(decided, problem, host(), options)
+        _publish_one(problem, decided, kernel, {**layouts, "symmetric": problem.symmetric, "gemv": problem.gemv, "hot_at": hot})
+        return
+    # A kernel for one shape takes every A. Its plans for short and for long stacks come together: where one is
+    # missing a more general plan would serve, and nobody would ask.
+    for batch in (1, 1 << 40):
+        other = plan(replace(problem, batch=batch), host(), options, (), (kernel.spec,))
+        layouts = {"a_layout": -1, "b_layout": ROW, "c_layout": ROW, "symmetric": -1, "gemv": -1}
+        _publish_one(problem, other, kernel, {**layouts, "exact": 1})
+
+
+def _publish_one(problem: Problem, decided: Plan, kernel: Kernel | None, statics: dict[str, int]) -> None:
     # Equal decisions keep their id, so that the native side keeps one copy of each however often options change.
-    statics = (problem.dtype, problem.op, problem.a_layout, problem.b_layout, problem.c_layout, problem.symmetric, problem.gemv)
-    id = _ids.setdefault((statics, decided, kernel), len(_ids) + 1)
+    id = _ids.setdefault((problem.dtype, problem.op, *statics.values(), decided, kernel), len(_ids) + 1)
     _published[id] = decided
     box, blocks = decided.box, decided.blocks
-    layouts = {f"{x}_layout": LAYOUT_NAMES.index(getattr(problem, f"{x}_layout")) for x in "abc"}
     bounds = {
         f"{side}_{end}": (float if side in box.PRODUCTS else int)(bound)
         for side in box.SIDES
         for end, bound in zip(("lo", "hi"), getattr(box, side))
     }
     native = {
-        "dtype": DTYPES[problem.dtype].native_id, "op": OPS.index(problem.op), "symmetric": problem.symmetric, "gemv": problem.gemv,
+        "dtype": DTYPES[problem.dtype].native_id, "op": OPS.index(problem.op),
         "kernel": kernel.handle if kernel else ffi.NULL, "id": id,
         "tasks": 1 if decided.shares_stack else decided.tasks, "stack_tasks": decided.tasks if decided.shares_stack else 1,
         "mc": blocks.mc if blocks else 0, "nc": blocks.nc if blocks else 0, "kc": blocks.kc if blocks else 0,
     }  # fmt: skip
-    if lib.tg_publish(ffi.new("tg_plan *", {**layouts, **bounds, **native})) != 0:
+    if lib.tg_publish(ffi.new("tg_plan *", {**statics, **bounds, **native})) != 0:
         log.warning("a plan for %s could not be published", _described(problem))
 
 
@@ -282,8 +356,10 @@ def _described(p: Problem) -> str:
 
 def _on_change(options: settings.Options) -> None:
     """New options: earlier plans no longer hold. Loaded kernels stay; which are used is the planner's choice."""
+    global _announced
     with _lock:
         lib.tg_clear_plans()
+        _announced = False
         _published.clear()
         _failures.clear()
     lib.tg_pool_set_threads(options.threads)
@@ -295,8 +371,12 @@ def _after_fork() -> None:
     _lock = threading.RLock()
     _changed = threading.Condition(_lock)
     _under_way.clear()
+    for spec in _hot:  # they are built in the parent: count again
+        lib.tg_set_served(DTYPES[spec.dtype].native_id, *spec.shape, 0)
+    _hot.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 settings.on_change(_on_change)
+frontend.on_hot = on_hot
 lib.tg_pool_set_threads(settings.current().threads)

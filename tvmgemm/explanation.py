@@ -23,7 +23,7 @@ class Explanation:
     problem. ``threads`` is the number of tasks that the parallel loop is shared out to. ``source``: ``"memory"`` if
     the kernel was loaded already, ``"disk"`` or ``"built"`` if it came from the store or a build for this call.
     ``inner_calls``: how often NumPy calls the inner loop for the whole product (stacks may need several). ``tuned``: a
-    measurement of ``python -m tvmgemm tune`` decided.
+    measurement of ``python -m tvmgemm tune`` decided. ``shape``: the m, n, k that the kernel is specialised for.
     """
 
     served: bool
@@ -44,9 +44,14 @@ class Explanation:
     source: str | None = None
     path: str | None = None
     tuned: bool = False
+    shape: tuple[int, int, int] | None = None
+
+    @property
+    def _what(self) -> str | None:
+        return f"specialised for {'x'.join(map(str, self.shape))}" if self.shape else self.variant
 
     def __str__(self) -> str:
-        lines = [("served by", f"tvmgemm, {self.variant}" if self.served else "NumPy's own loop"), ("because", self.reason)]
+        lines = [("served by", f"tvmgemm, {self._what}" if self.served else "NumPy's own loop"), ("because", self.reason)]
         p = self.problem
         if p is not None:
             stack = f"{p.batch} x " if p.batch != 1 else ""
@@ -131,6 +136,7 @@ def _explanation(decided: Plan, kernel, problem: Problem, calls: int, loaded: se
         nc=blocks.nc,
         kc=blocks.kc,
         kernel=spec.name,
+        shape=spec.shape,
         source="memory" if spec in loaded else kernel.origin,
         path=kernel.path,
         tuned=decided.tuned,

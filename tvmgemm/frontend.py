@@ -21,6 +21,10 @@ from tvmgemm.problem import DTYPES
 #: if the loop should look again. None until the first miss, then ``tvmgemm.dispatch.on_miss``.
 on_miss: Callable[[object], bool] | None = None
 
+#: Does what a small shape that many products have had deserves, ``on_hot(tg_problem *) -> bool``: True if a plan for it
+#: alone has been published. ``tvmgemm.dispatch.on_hot``, which is loaded by then: a plan of its asks for this.
+on_hot: Callable[[object], bool] | None = None
+
 _LOOK_AGAIN, _DECLINE, _INTERRUPTED = 1, 0, -1
 _SERVED, _KERNEL_FAILED = 0, -2
 
@@ -51,6 +55,12 @@ def tg_miss(problem) -> int:
 
         on_miss = dispatch.on_miss
     return _LOOK_AGAIN if on_miss(problem) else _DECLINE
+
+
+@ffi.def_extern(onerror=_handle_escaped)
+def tg_hot(problem) -> int:
+    """Called by a native loop when a small shape has come to as many products as its plan says, under the GIL."""
+    return _LOOK_AGAIN if on_hot is not None and on_hot(problem) else _DECLINE
 
 
 def _numpys_matmul() -> np.ufunc:

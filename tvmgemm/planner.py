@@ -9,15 +9,15 @@ and not once per shape.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .blocking import BlockSizes, block_sizes, kc_of
 from .family.arithmetic import Arithmetic, arithmetic_of, lanes_of, rounds_once
 from .family.isa import ISAS, Isa
-from .family.members import member, unblocked_member
-from .family.tiles import TILES, UNBLOCKED_TILES
+from .family.members import member, shape_member, unblocked_member
+from .family.tiles import LARGEST_SHAPE, TILES, UNBLOCKED_TILES
 from .family.validity import check, unsuitable
 from .family.variants import VARIANTS
 from .host import Host
@@ -38,6 +38,13 @@ STACK = "stack"
 #: m.n.k of one product -> length of the stack from which sharing it out pays. A product of less than the first bound takes
 #: as long as one of the bound; from the last on, what matters is that the shares come out even.
 STACK_LENGTHS = ((0.0, 2048), (16.0**3, 256), (4 * 16.0**3, 64), (16 * 16.0**3, 16), (64 * 16.0**3, 8))
+
+#: m.n.k up to which a kernel for one shape alone is faster than those for all; beyond, the FMAs are most of the time.
+SHAPE_WORK = 12**3
+
+#: Products of a small shape after which a kernel for it alone is built. One saves some 10 ns of each; building takes a second
+#: of another core, once for all processes to come: worth it once 20 ms would have been saved.
+HOT_PRODUCTS = 2_000_000
 
 #: m up to which A.A^T is computed like any other product: there is hardly a tile that lies above the diagonal.
 SYMMETRIC_ROWS = 32
@@ -178,10 +185,18 @@ class _Rule:
     symmetric: bool = False
 
 
-def plan(problem: Problem, host: Host, options: Options, tuned: Sequence[Tuned] = ()) -> Plan:
+def plan(
+    problem: Problem,
+    host: Host,
+    options: Options,
+    tuned: Sequence[Tuned] = (),
+    shapes: Collection[KernelSpec] = (),
+) -> Plan:
     """The Plan for ``problem`` on ``host`` under ``options``.
 
     ``tuned``: what was measured on this host. Where an entry holds it decides, unless the options force a choice.
+    ``shapes``: the kernels for single shapes that can be had without building; they come before everything else. A plan
+    for all others does not exclude their shapes from its box: who has several plans looks at the exact ones first.
     """
     isa = host.isa(options.max_isa, problem.dtype)
     if options.variant == "numpy":
@@ -192,6 +207,9 @@ def plan(problem: Problem, host: Host, options: Options, tuned: Sequence[Tuned] 
             return Plan(None, None, 1, Box(), f"no kernels for {problem.dtype} on {widest.name}")
         return Plan(None, None, 1, Box(), f"no kernels exist for this CPU ({host.arch}, {options.max_isa or 'any level'})")
     options = replace(options, num_threads=options.num_threads or host.cores)
+    spec = shape_spec(problem, host, options)
+    if spec in shapes:
+        return _shape_plan(spec, problem, host, options)
     passed: list[Box] = []
     for box, entry in [] if forced(options) else _measured(tuned, problem, isa, options):
         if box.holds(problem):
@@ -202,6 +220,44 @@ def plan(problem: Problem, host: Host, options: Options, tuned: Sequence[Tuned] 
             return _decision(rule, rule.box.beside(passed, problem), problem, isa, host, options)
         passed.append(rule.box)
     raise AssertionError("the last rule holds every problem")
+
+
+def shape_spec(problem: Problem, host: Host, options: Options) -> KernelSpec | None:
+    """The kernel for the problem's shape alone; None if there can be none, if it would gain nothing, or if the options
+    force another."""
+    isa = host.isa(options.max_isa, problem.dtype)
+    if isa is None or forced(options) or options.specialise == "off" or problem.op != "matmul":
+        return None
+    spec = shape_member(problem.dtype, isa.name, (problem.m, problem.n, problem.k))
+    try:
+        check(spec)
+    except ValueError:
+        return None
+    return spec if problem.work <= SHAPE_WORK and unsuitable(spec, problem) is None else None
+
+
+def _shape_plan(spec: KernelSpec, problem: Problem, host: Host, options: Options) -> Plan:
+    """The Plan of a kernel for one shape: for stacks too short to be shared out, or for the others."""
+    length = max(math.ceil(PARALLEL_WORK / max(problem.work, 4.0**3)), 4 * options.num_threads)
+    shared = options.num_threads > 1 and problem.batch >= length
+    sides = {side: (getattr(problem, side),) * 2 for side in ("m", "n", "k")}
+    if options.num_threads > 1:
+        sides["batch"] = (length, math.inf) if shared else (0, length - 1)
+    why = f"{problem.m}x{problem.n}x{problem.k} has a kernel for this shape alone"
+    why += f"; a stack of at least {length} shared out" if shared else ""
+    box = Box()
+    for side, bounds in sides.items():
+        box = box.clipped(side, *bounds)
+    tasks = options.num_threads if shared else 1
+    return Plan(spec, blocks_of(spec, host), tasks, box, why, shares_stack=shared)
+
+
+def hot_at(decided: Plan, problem: Problem, host: Host, options: Options) -> int:
+    """The number of products of one small shape, served by this plan for problems of these layouts, at which a kernel for
+    the shape alone is worth while; 0 if it never is."""
+    smallest = replace(problem, m=decided.box.m[0] or 1, n=decided.box.n[0] or 1, k=decided.box.k[0] or 1)
+    small = all(getattr(smallest, side) <= LARGEST_SHAPE for side in ("m", "n", "k"))
+    return HOT_PRODUCTS if small and shape_spec(replace(smallest, m=1, n=1, k=1), host, options) else 0
 
 
 def _measured(tuned: Sequence[Tuned], problem: Problem, isa: Isa, options: Options) -> list[tuple[Box, Tuned]]:

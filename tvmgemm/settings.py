@@ -132,6 +132,11 @@ class Options:
         "'sync' builds a missing kernel and waits, 'background' builds it while NumPy computes, 'off'"
         " builds none",
     )
+    specialise: str = _setting(
+        "on",
+        one_of(lambda: ("on", "off")),
+        "'on' builds kernels for single small shapes in the background once a shape is hot, and uses those that there are",
+    )
     cache_dir: str | None = _setting(None, FOLDER, "folder of built kernels; None: the user's cache folder")
     microkernel: str | None = _setting(
         None, TILE, "the micro-tile, rows x columns of the variant's resident operand, as in 14x32; None: the planner's"

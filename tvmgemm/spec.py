@@ -25,7 +25,8 @@ class KernelSpec:
     ``parallel``: the outer loop whose iterations are shared out to tasks, or ``""``. ``step``: one of ``STEPS``.
     ``without``: those of ``SWITCHES`` that are left out. ``blocked``: False leaves out the loops over cache blocks and
     everything else that a small product can do without (``family.unblocked``). ``arithmetic``: a name of
-    ``family.arithmetic.ARITHMETICS``, or ``""`` for the default of dtype, instruction set and packing.
+    ``family.arithmetic.ARITHMETICS``, or ``""`` for the default of dtype, instruction set and packing. ``shape``: the m, n, k that the
+    kernel is for and that are constants of its code (``family.specialised``), or None.
     """
 
     dtype: str
@@ -42,6 +43,7 @@ class KernelSpec:
     without: tuple[str, ...] = ()
     blocked: bool = True
     arithmetic: str = ""
+    shape: tuple[int, int, int] | None = None
 
     @property
     def tile(self) -> str:
@@ -56,6 +58,8 @@ class KernelSpec:
     @property
     def name(self) -> str:
         """Readable, safe in a file name, unique per spec: ``matmul-float32-B3A2C0-14x32-ab-ic-x86-64-v4``."""
+        if self.shape is not None:
+            return "-".join((self.op, self.dtype, "shape", "x".join(map(str, self.shape)), self.isa))
         parts = [self.op, self.dtype, self.variant, self.tile, self.packing]
         parts += ["symmetric"] if self.symmetric else []
         parts += [self.parallel or "serial"]
@@ -77,4 +81,5 @@ class KernelSpec:
     @classmethod
     def from_dict(cls, fields: dict) -> KernelSpec:
         """The inverse of ``to_dict``; TypeError for unknown or missing fields."""
-        return cls(**{**fields, "without": tuple(fields.get("without", ()))})
+        shape = fields.get("shape")
+        return cls(**{**fields, "without": tuple(fields.get("without", ())), "shape": shape and tuple(shape)})

@@ -20,6 +20,11 @@ from .targets import TARGETS, Target
 _SYSTEMS = {"darwin": "apple-darwin"}
 
 
+#: No vectors but ours: LLVM would make one of two or three single elements and calculate with the zeros beside them, which
+#: raises *invalid* against a user's infinity.
+_NO_SLP = ("cl-opt", ("-vectorize-slp:bool=false",))
+
+
 def _own_target(spec: KernelSpec) -> Target:
     """The level that ``spec`` is for, on this operating system."""
     target = TARGETS[spec.isa]
@@ -40,7 +45,10 @@ def compile_module(spec: KernelSpec, target: Target | None = None):
     no intrinsics to lower), so one pass is left to run. The standard pipeline takes ten times as long on a kernel and
     rewrites its vector indices into forms that become scalar code.
     """
-    llvm = _llvm(target or _own_target(spec))
+    target = target or _own_target(spec)
+    if spec.shape is not None:
+        target = replace(target, options=(*target.options, _NO_SLP))
+    llvm = _llvm(target)
     passes = [tirx.transform.BindTarget(llvm), tirx.transform.LowerTVMBuiltin()]
     return tvm.get_global_func("target.build.llvm")(tvm.ir.transform.Sequential(passes)(generate(spec)), llvm)
 

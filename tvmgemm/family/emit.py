@@ -131,11 +131,11 @@ def lanes_of(value) -> int:
 
 
 class Register:
-    """A variable of one vector. One allocation each: LLVM merges a larger tile into a vector of hundreds of lanes."""
+    """A variable of one vector (or one element). One allocation each: LLVM merges a larger tile into a vector of hundreds of lanes."""
 
     def __init__(self, buffer, lanes: int):
         self._buffer = buffer
-        self._all = T.ramp(const(0), const(1), lanes)
+        self._all = T.ramp(const(0), const(1), lanes) if lanes > 1 else const(0)
 
     def get(self):
         """Its value."""

@@ -18,7 +18,7 @@ import tvm
 from tvm import tirx
 
 from ..spec import STEPS, KernelSpec
-from . import emit, macrokernel, partition, plain, split_k, triangle, unblocked
+from . import emit, macrokernel, partition, plain, specialised, split_k, triangle, unblocked
 from .elements import Elements
 from .emit import const, let, loop
 from .isa import isa_of
@@ -150,8 +150,11 @@ class Generator:
             args = emit.argument("args", emit.INDEX)
             with emit.body(elements.definitions):
                 self._read_arguments(args)
-                with loop("q", self.values["batch"]) as q:
-                    self._product(given, emit.opaque("product", q))
+                if self.spec.shape is not None:
+                    specialised.products(self, given)
+                else:
+                    with loop("q", self.values["batch"]) as q:
+                        self._product(given, emit.opaque("product", q))
         return builder.get()
 
     def _product(self, given: dict[str, Any], q) -> None:

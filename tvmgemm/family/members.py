@@ -46,6 +46,12 @@ def unblocked_member(dtype: str, isa: str, **rest: object) -> KernelSpec:
     return member("B3A2C0", dtype, isa, packing="none", blocked=False, **rest)
 
 
+def shape_member(dtype: str, isa: str, shape: tuple[int, int, int]) -> KernelSpec:
+    """The kernel for products of the shape (m, n, k) only (``specialised``): all of C is its tile."""
+    m, n, _ = shape
+    return member("B3A2C0", dtype, isa, (m, n), "none", blocked=False, shape=tuple(shape))
+
+
 def default_members(dtype: str, isa: str) -> Iterator[KernelSpec]:
     """The kernels of every variant that the dtype has, with the default tiles: all packed; with resident C also those that read
     both operands in place, for a wide C and for one no wider than a vector."""

@@ -133,3 +133,24 @@ def check_tile(rows: int, columns: int, isa_name: str, how: Arithmetic, resident
             f"micro-kernel {rows}x{columns} with resident {resident} needs {needed} vector registers, {isa.name} has "
             f"{isa.vector_registers}; choose a smaller tile"
         )
+
+
+#: The dtypes that have kernels for one small shape (``specialised``).
+SHAPED_DTYPES = ("float32", "float64")
+
+#: The largest m, n and k of such a kernel: beyond, what a kernel for all shapes does besides multiplying no longer counts.
+LARGEST_SHAPE = 16
+
+#: The most elements of A in one for matrix-vector products, whose sums take one element at a time.
+MOST_SCALARS = 64
+
+
+def check_shape(shape: tuple[int, int, int], dtype: str) -> None:
+    """Raise ValueError for a shape (m, n, k) that no specialised kernel is for."""
+    m, n, k = shape
+    if dtype not in SHAPED_DTYPES:
+        raise ValueError(f"specialised kernels are for {', '.join(SHAPED_DTYPES)}, not {dtype}")
+    if not all(1 <= size <= LARGEST_SHAPE for size in shape):
+        raise ValueError(f"shape {m}x{n}x{k}: specialised kernels are for m, n and k from 1 to {LARGEST_SHAPE}")
+    if n == 1 and m * k > MOST_SCALARS:
+        raise ValueError(f"shape {m}x{n}x{k}: with n = 1 specialised kernels are for m.k <= {MOST_SCALARS}")

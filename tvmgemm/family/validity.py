@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..problem import Problem
 from ..spec import STEPS, SWITCHES, KernelSpec
 from .arithmetic import arithmetic_of, rounds_once
-from .tiles import check_tile
+from .members import shape_member
+from .tiles import check_shape, check_tile
 from .variants import VARIANTS
 
 
@@ -16,6 +17,11 @@ STUDIED = ("float32", "float64")
 def check(spec: KernelSpec) -> None:
     """Raise ValueError, saying what would be accepted, for a spec that describes no kernel."""
     variant = VARIANTS[spec.variant]
+    if spec.shape is not None:
+        check_shape(spec.shape, spec.dtype)
+        if spec != shape_member(spec.dtype, spec.isa, spec.shape):
+            raise ValueError(f"shape {spec.shape}: specialised kernels compute C = A.B and have no other choices")
+        return
     how = arithmetic_of(spec.isa, spec.dtype, spec.packing, spec.arithmetic)
     if not (spec.dtype in STUDIED or (variant.resident == "C" and spec.step == STEPS[-1])):
         raise ValueError(
@@ -88,6 +94,8 @@ def unsuitable(spec: KernelSpec, problem: Problem) -> str | None:
     if spec.step in ("basic", "blocked"):
         return None
     variant = VARIANTS[spec.variant]
+    if spec.shape is not None and spec.shape != (problem.m, problem.n, problem.k):
+        return f"the kernel is for {'x'.join(map(str, spec.shape))} alone"
     if variant.resident == "C" and "b" not in spec.packing and problem.b_layout != "row":
         return f"packing {spec.packing!r} reads B in place, which needs unit column stride, and B is {problem.b_layout}"
     if not spec.blocked and problem.c_layout != "row":

@@ -20,7 +20,7 @@ def declarations() -> str:
 
 
 ffi = FFI()
-ffi.cdef(declarations() + 'extern "Python+C" int tg_miss(const tg_problem *problem);')
+ffi.cdef(declarations() + "".join(f'extern "Python+C" int {name}(const tg_problem *problem);' for name in ("tg_miss", "tg_hot")))
 ffi.set_source(
     "tvmgemm._native",
     '#include "tvmgemm.h"',

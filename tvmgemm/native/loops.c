@@ -130,14 +130,15 @@ ALWAYS_INLINE bool canonicalise(char **args, const intptr_t *dims, const intptr_
 }
 
 /* Python's code changes the floating-point flags, and may change the mode: the caller must see neither. */
-static __attribute__((noinline, cold)) tg_entry *miss(tg_thread *self, const tg_problem *p)
+static __attribute__((noinline, cold)) tg_entry *ask(tg_thread *self, const tg_problem *p,
+                                                    int (*python)(const tg_problem *))
 {
     if (self->in_miss || tg_python_finalizing())
         return NULL;
     fenv_t environment;
     fegetenv(&environment);
     self->in_miss = 1;
-    int again = tg_miss(p);
+    int again = python(p);
     self->in_miss = 0;
     fesetenv(&environment);
     if (again < 0)
@@ -235,8 +236,12 @@ ALWAYS_INLINE int serve(char **args, const intptr_t *dims, const intptr_t *steps
     if (TG_UNLIKELY(p.batch <= 0 || p.m <= 0 || p.n <= 0))
         return TG_SERVED;                /* no result to compute; k == 0 has one: zeros */
     tg_entry *entry = tg_find(self, &p);
-    if (TG_UNLIKELY(!entry))
-        entry = miss(self, &p);
+    if (TG_UNLIKELY(!entry)) {
+        entry = ask(self, &p, tg_miss);
+    } else if (entry->plan.hot_at && tg_small(&p) && TG_UNLIKELY(tg_turns_hot(&entry->plan, &p))) {
+        tg_entry *better = ask(self, &p, tg_hot);
+        entry = better ? better : entry;
+    }
     if (TG_UNLIKELY(!entry || !entry->plan.kernel))
         return TG_DECLINED;
     return run(self, entry, &p, &a, &b, &c, e, scale);

@@ -110,6 +110,15 @@ typedef struct tg_entry {
 tg_entry *tg_find(tg_thread *self, const tg_problem *problem);
 void tg_count_declined(int dtype);
 
+/* Whether the shape is one that is counted and may have plans of its own. */
+static inline bool tg_small(const tg_problem *p)
+{
+    return ((uint64_t)(p->m - 1) | (uint64_t)(p->n - 1) | (uint64_t)(p->k - 1)) < TG_SMALL;
+}
+
+/* Adds a small problem's products to what its shape has come to. True: that has just passed the plan's `hot_at`. */
+bool tg_turns_hot(const tg_plan *plan, const tg_problem *problem);
+
 /* loops.c: the inner loops that we put in a ufunc, NumPy's ABI (npy_intp is intptr_t). */
 typedef void (*tg_loop_fn)(char **args, const intptr_t *dims, const intptr_t *steps, void *data);
 #define TG_DECLARE_LOOP(npy, id, name) \
@@ -149,5 +158,6 @@ int tg_launch(tg_task_fn task, void *closure, int num_task);
 /* Defined by the module that cffi generates: calls the Python function tvmgemm.frontend.tg_miss.
  * 1: a plan may have been published; 0: decline; -1: decline, and Ctrl-C arrived. */
 int tg_miss(const tg_problem *problem);
+int tg_hot(const tg_problem *problem);    /* the same for a small shape that many products have: 1: look again */
 
 #endif

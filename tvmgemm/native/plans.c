@@ -4,7 +4,10 @@
  * slot that served it last, then from the start to the first NULL. A removed plan leaves a tombstone that
  * matches nothing, so that a reader never misses a plan that stays. When the array is full, a new plan
  * takes the place of the oldest. Where the boxes of two plans overlap, either may serve. Interned plans are
- * never freed; equal ones are one. */
+ * never freed; equal ones are one.
+ *
+ * Plans for exactly one small shape are not in that array but at their shape, where a reader looks first:
+ * there may be thousands, and no box has to be cut around them. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -15,12 +18,21 @@
 #define BUCKETS 256
 #define ANY (-1)
 
+/* What there is of one small shape of a dtype, for matmul: its exact plans (of short and of long stacks), and how
+ * many products other plans have served. */
+typedef struct {
+    _Atomic(tg_entry *) plan[2];
+    _Atomic int64_t served;
+} shape;
+#define SHAPES (TG_SMALL * TG_SMALL * TG_SMALL)
+
 typedef struct {
     _Atomic(tg_entry *) slot[SLOTS];
     int oldest;                       /* where a full table is overwritten next; under the lock */
 } table;
 
 static table tables[TG_NDTYPES][TG_NOPS];
+static _Atomic(shape *) shapes[TG_NDTYPES];   /* SHAPES each, made when the first is needed, never freed */
 static tg_entry *interned[BUCKETS];   /* under the lock */
 static tg_entry tombstone = { .plan = { .m_lo = 1, .m_hi = 0 } };
 static _Atomic int64_t declined[TG_NDTYPES];
@@ -58,6 +70,34 @@ static inline bool serves(const tg_entry *entry, const tg_problem *p, uint32_t l
         && of->mn >= plan->mn_lo && of->mn <= plan->mn_hi && of->kn >= plan->kn_lo && of->kn <= plan->kn_hi;
 }
 
+static inline shape *shape_of(int dtype, int64_t m, int64_t n, int64_t k)
+{
+    shape *all = atomic_load_explicit(&shapes[dtype], memory_order_acquire);
+    return all ? &all[((m - 1) * TG_SMALL + n - 1) * TG_SMALL + k - 1] : NULL;
+}
+
+static inline tg_entry *find_exact(const tg_problem *p, uint32_t layouts, const products *of)
+{
+    shape *here = shape_of(p->dtype, p->m, p->n, p->k);
+    for (int i = 0; here && i < 2; i++) {
+        tg_entry *entry = atomic_load_explicit(&here->plan[i], memory_order_acquire);
+        if (entry && serves(entry, p, layouts, of))
+            return entry;
+    }
+    return NULL;
+}
+
+/* Several threads may lose counts of each other, but never all: the next one passes the mark then. */
+bool tg_turns_hot(const tg_plan *plan, const tg_problem *p)
+{
+    shape *here = shape_of(p->dtype, p->m, p->n, p->k);
+    if (!here)
+        return false;
+    int64_t before = atomic_load_explicit(&here->served, memory_order_relaxed), after = before + p->batch;
+    atomic_store_explicit(&here->served, after, memory_order_relaxed);
+    return before < plan->hot_at && after >= plan->hot_at;
+}
+
 tg_entry *tg_find(tg_thread *self, const tg_problem *p)
 {
     table *t = &tables[p->dtype][p->op];
@@ -65,7 +105,10 @@ tg_entry *tg_find(tg_thread *self, const tg_problem *p)
     uint32_t layouts = packed_layouts(p->a_layout, p->b_layout, p->c_layout, p->symmetric, p->gemv);
     double n = (double)p->n, mn = (double)p->m * n;
     const products of = { mn, (double)p->k * n, mn * (double)p->k };
-    tg_entry *entry = atomic_load_explicit(&t->slot[*hint], memory_order_acquire);
+    tg_entry *entry;
+    if (tg_small(p) && p->op == TG_MATMUL && (entry = find_exact(p, layouts, &of)))
+        return entry;
+    entry = atomic_load_explicit(&t->slot[*hint], memory_order_acquire);
     if (TG_LIKELY(entry && serves(entry, p, layouts, &of)))
         return entry;
     for (int i = 0; i < SLOTS; i++) {
@@ -89,7 +132,7 @@ static uint32_t hash_of(const tg_plan *plan)
     return hash;
 }
 
-_Static_assert(sizeof(tg_plan) == 8 * 4 + 8 * 8 + 6 * 8 + 8 + 6 * 8,
+_Static_assert(sizeof(tg_plan) == 8 * 4 + 8 * 8 + 6 * 8 + 8 + 7 * 8,
                "tg_plan has padding: it can't be compared as bytes");
 
 static tg_entry *intern(const tg_plan *plan)
@@ -132,13 +175,38 @@ static int place(table *t, tg_entry *entry)
     return free_slot;
 }
 
+/* The small shapes of a dtype, made now if they are not there; under the lock. */
+static bool make_shapes(int dtype)
+{
+    if (!atomic_load_explicit(&shapes[dtype], memory_order_relaxed))
+        atomic_store_explicit(&shapes[dtype], calloc(SHAPES, sizeof(shape)), memory_order_release);
+    return atomic_load_explicit(&shapes[dtype], memory_order_relaxed);
+}
+
+static bool is_small(int64_t m, int64_t n, int64_t k)
+{
+    const tg_problem p = { .m = m, .n = n, .k = k };
+    return tg_small(&p);
+}
+
+/* One of the two: an equal one's place, an empty one, or else the second. */
+static void put_exact(tg_entry *entry)
+{
+    shape *here = shape_of(entry->plan.dtype, entry->plan.m_lo, entry->plan.n_lo, entry->plan.k_lo);
+    tg_entry *first = atomic_load_explicit(&here->plan[0], memory_order_relaxed);
+    atomic_store_explicit(&here->plan[first && first != entry], entry, memory_order_release);
+}
+
 int tg_publish(const tg_plan *plan)
 {
-    if (plan->dtype < 0 || plan->dtype >= TG_NDTYPES || plan->op < 0 || plan->op >= TG_NOPS)
+    if (plan->dtype < 0 || plan->dtype >= TG_NDTYPES || plan->op < 0 || plan->op >= TG_NOPS
+        || (plan->exact && (plan->op != TG_MATMUL || !is_small(plan->m_lo, plan->n_lo, plan->k_lo))))
         return -1;
     lock_plans();
-    tg_entry *entry = intern(plan);
-    if (entry) {
+    tg_entry *entry = (!plan->exact && !plan->hot_at) || make_shapes(plan->dtype) ? intern(plan) : NULL;
+    if (entry && plan->exact) {
+        put_exact(entry);
+    } else if (entry) {
         table *t = &tables[plan->dtype][plan->op];
         int i = place(t, entry);
         if (i >= 0)
@@ -169,9 +237,32 @@ void tg_unpublish(int64_t id)
     unlock_plans();
 }
 
+int tg_set_served(int dtype, int64_t m, int64_t n, int64_t k, int64_t served)
+{
+    if (dtype < 0 || dtype >= TG_NDTYPES || !is_small(m, n, k))
+        return -1;
+    lock_plans();
+    bool there = make_shapes(dtype);
+    if (there)
+        atomic_store_explicit(&shape_of(dtype, m, n, k)->served, served, memory_order_relaxed);
+    unlock_plans();
+    return there ? 0 : -1;
+}
+
+static void clear_shapes(shape *all)
+{
+    for (int i = 0; all && i < SHAPES; i++) {
+        atomic_store_explicit(&all[i].served, 0, memory_order_relaxed);
+        for (int j = 0; j < 2; j++)
+            atomic_store_explicit(&all[i].plan[j], NULL, memory_order_release);
+    }
+}
+
 void tg_clear_plans(void)
 {
     lock_plans();
+    for (int d = 0; d < TG_NDTYPES; d++)
+        clear_shapes(atomic_load_explicit(&shapes[d], memory_order_relaxed));
     for (table *t = &tables[0][0]; t < &tables[0][0] + TG_NDTYPES * TG_NOPS; t++) {
         t->oldest = 0;
         for (int i = used(t) - 1; i >= 0; i--)      /* from the end: what is left is a table */

@@ -39,14 +39,18 @@ typedef struct tg_kernel tg_kernel;
 /* A published decision: every problem inside the box is served by this kernel with these block sizes. */
 typedef struct {
     int32_t dtype, op, a_layout, b_layout, c_layout;                  /* layouts: -1 = any */
-    int32_t symmetric, gemv, unused;                                  /* the first two: -1 = any; unused: 0 */
+    int32_t symmetric, gemv;                                          /* -1 = any */
+    int32_t exact;                    /* 1: for one small shape (TG_SMALL), looked up before all boxes */
     int64_t m_lo, m_hi, n_lo, n_hi, k_lo, k_hi, batch_lo, batch_hi;   /* inclusive */
     double mn_lo, mn_hi, kn_lo, kn_hi, work_lo, work_hi;              /* inclusive bounds on m*n, k*n, m*n*k */
     tg_kernel *kernel;                                                /* NULL: decline, NumPy's loop runs */
     int64_t mc, nc, kc, tasks;
     int64_t stack_tasks;              /* share out the products of a stack, each with `tasks` = 1; 1: nothing does */
+    int64_t hot_at;                   /* ask Python once a small shape has come to so many products; 0: do not count */
     int64_t id;
 } tg_plan;
+
+enum { TG_SMALL = 16 };               /* the largest m, n and k of shapes that have plans and counts of their own */
 
 /* kernels.c. Loading the same function twice gives the same kernel; a kernel is never unloaded. */
 tg_kernel *tg_kernel_load(const char *path, const char *symbol, const char *name, char *error,
@@ -57,6 +61,7 @@ const char *tg_kernel_name(const tg_kernel *kernel);
 int tg_publish(const tg_plan *plan);
 void tg_unpublish(int64_t id);
 void tg_clear_plans(void);
+int tg_set_served(int dtype, int64_t m, int64_t n, int64_t k, int64_t served);   /* products of a small shape, so far */
 int64_t tg_lookup(const tg_problem *problem);   /* id of the plan that would serve it, -1 for none */
 int64_t tg_kernel_calls(const tg_kernel *kernel);
 int64_t tg_served(int dtype);

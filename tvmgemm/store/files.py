@@ -185,6 +185,11 @@ class Store:
         """All entries, unverified, in the order of their names."""
         return [entry for folder in self.folders for entry in _entries(folder)]
 
+    def names(self, part: str) -> list[tuple[str, str]]:
+        """Kernel names and digests of keys of the entries whose kernel's name contains ``part``, unverified."""
+        listed = [name for folder in self.folders for name in _listed(folder) if part in name]
+        return [(found["name"], found["key"]) for found in map(_ENTRY.fullmatch, listed) if found]
+
     def verify(self) -> list[str]:
         """Check every entry; set the bad ones aside and return their paths."""
         return [entry.path for entry in self.entries() if not self.verified(entry.path)]

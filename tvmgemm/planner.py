@@ -79,6 +79,12 @@ SMALL_GEMV = 1 << 10
 #: The same of a dot product.
 TINY_DOT = 16
 
+#: m.n.k up to which reading operands in place beats packing them for an arithmetic that multiplies groups.
+GROUPED_WORK = 32.0**3
+
+#: m up to which packing B costs more than all multiplications with it, in dtypes that NumPy has no BLAS for.
+FEW = 8
+
 DEFAULT_VARIANT = "B3A2C0"
 
 #: The dtypes that NumPy hands to its BLAS; for all others it has a scalar loop.
@@ -450,8 +456,16 @@ def _choices_without_peer(problem: Problem, isa: Isa, host: Host, options: Optio
     free = options.variant == "auto" and not (options.microkernel or options.packing)
     widest = UNBLOCKED_TILES.get((isa.name, problem.dtype), (0, 0))[1]
     if free and widest and problem.c_layout == "row" and options.parallel_loop != "pc":
-        small = Box(m=(0, TINY), n=(0, widest), k=(0, SHALLOW))
-        return [_Rule(small, name, "none", None, f"at most {TINY} x {widest}, read in place"), packed]
+        how = arithmetic_of(isa.name, problem.dtype, "ab")
+        kc = _steps(isa.name, problem.dtype, how, host)
+        if how.group > 1:  # packed kernels multiply several times as fast
+            boxes = {f"m.n.k <= {GROUPED_WORK}": Box(n=(0, widest), k=(0, kc), work=(0, GROUPED_WORK))}
+        else:
+            boxes = {
+                f"at most {SHALLOW} x {widest}": Box(m=(0, SHALLOW), n=(0, widest), k=(0, kc)),
+                f"m <= {FEW}, each element of B is used so often": Box(m=(0, FEW), k=(0, kc if rounds_once(problem.dtype) else math.inf)),
+            }
+        return [*(_Rule(box, name, "none", None, f"{why}: read in place") for why, box in boxes.items()), packed]
     in_place = [
         _Rule(Box(m=(0, TINY), n=(0, lanes), k=(0, SHALLOW)), name, "none", 3, f"at most {TINY} x {lanes}, read in place"),
         _Rule(Box(m=(0, TINY), n=(0, 2 * lanes), k=(0, SHALLOW)), name, "none", 4, f"at most {TINY} x {2 * lanes}, read in place"),

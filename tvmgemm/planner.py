@@ -281,8 +281,8 @@ def _decision(rule: _Rule, box: Box, problem: Problem, isa: Isa, host: Host, opt
     """The Plan of a rule: its kernel, or why a forced choice makes none."""
     if rule.variant is None:
         return Plan(None, None, 1, box, rule.reason)
-    spec = _spec(rule, problem, isa, options)
     try:
+        spec = _spec(rule, problem, isa, options)
         check(spec)
         objection = unsuitable(spec, problem)
     except ValueError as error:
@@ -297,7 +297,10 @@ def _spec(rule: _Rule, problem: Problem, isa: Isa, options: Options) -> KernelSp
     parallel = "" if rule.parallel == STACK else rule.parallel  # the loop over a stack is not the kernel's to share
     if rule.tile is None:
         return unblocked_member(problem.dtype, isa.name, op=problem.op, parallel=parallel)
-    tile = TILES[isa.name, problem.dtype][variant.resident][rule.tile]
+    tiles = TILES[isa.name, problem.dtype]
+    if variant.resident not in tiles:
+        raise ValueError(f"{variant.name}: {problem.dtype} has the variants with C in registers")
+    tile = tiles[variant.resident][rule.tile]
     if options.microkernel is not None:
         tile = tuple(map(int, options.microkernel.split("x")))
     packing = rule.packing if options.packing is None else options.packing
@@ -314,14 +317,14 @@ def blocks_of(spec: KernelSpec, host: Host) -> BlockSizes:
     tile = {"m": spec.mr or 1, "n": spec.nr or 1, "k": spec.kr or 1}
     how = arithmetic_of(spec.isa, spec.dtype, spec.packing, spec.arithmetic)
     steps = _steps(spec.isa, spec.dtype, how, host)
-    sizes = block_sizes(VARIANTS[spec.variant], tile, how.size, steps, l1, l2, l3)
+    sizes = block_sizes(VARIANTS[spec.variant], tile, how.size * how.parts, steps, l1, l2, l3)
     return replace(sizes, kc=steps * how.group)
 
 
 def _steps(isa: str, dtype: str, how: Arithmetic, host: Host) -> int:
     """Elements of a panel along a block of k: kc, in groups. One number for all kernels of an arithmetic on a host."""
     rows, vectors = TILES[isa, dtype]["C"][0][0], TILES[isa, dtype]["C"][0][1] // lanes_of(isa, dtype, "ab")
-    return kc_of(rows, vectors * how.lanes(ISAS[isa]), how.size, host.cache(1), host.cache(2))
+    return kc_of(rows, vectors * how.columns(ISAS[isa]), how.size * how.parts, host.cache(1), host.cache(2))
 
 
 def _rules(problem: Problem, isa: Isa, host: Host, options: Options) -> list[_Rule]:
@@ -352,8 +355,6 @@ def _vectors(problem: Problem, host: Host) -> list[_Rule]:
 def _symmetric(problem: Problem, isa: Isa, options: Options) -> list[_Rule]:
     """The rules for A.A^T: half of it is computed, by tiles whose width is a multiple of their height."""
     tiles = TILES[isa.name, problem.dtype]["C"]
-    if problem.dtype not in ("float32", "float64"):
-        return []
     fitting = sorted((nr, i) for i, (mr, nr) in enumerate(tiles) if nr % mr == 0)
     why = "A and B are one buffer, B = A^T: half of C is computed and copied to the other half"
     # A narrow tile computes least above the diagonal, a wide one reads A less often.
@@ -440,9 +441,10 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[_
     if not free:
         return [tiny, narrow, slender, small, large]
     # Measured: a tenth for float64 and A3B2C0, nothing or less for the others.
-    thin = [lean, slim] if itemsize == 8 and options.num_threads == 1 else [slim]
+    thin = [lean, slim] if problem.dtype == "float64" and options.num_threads == 1 else [slim]
     first = [column] if plain else [tiny, narrow, slender]
-    return [*first, few, *wide, small, low, shallow, flat, short, *thin, large]
+    once = [flat] if "B" in TILES[isa.name, problem.dtype] else []
+    return [*first, few, *wide, small, low, shallow, *once, short, *thin, large]
 
 
 def _choices_without_peer(problem: Problem, isa: Isa, host: Host, options: Options) -> list[_Rule]:
@@ -538,7 +540,8 @@ def _shares(rule: _Rule, isa: Isa, problem: Problem, host: Host) -> list[_Rule]:
         found = [at_least(rule, "m", TALL * tasks * mr, "ic", "rows")] if variant.outer[0] == "ic" else []
         found.append(at_least(rule, "mn", float(tasks * mr * nr), variant.outer[-1], "tiles"))
     # Few elements of C, each a long sum: blocks of k, by a kernel that has loops over blocks.
-    if rounds_once(problem.dtype):  # sums that are not complete have nowhere to be added up
+    # Sums that are not complete have nowhere to be added up, and those of complex numbers are not yet such.
+    if rounds_once(problem.dtype) or problem.dtype.startswith("complex"):
         return found
     how, lanes = arithmetic_of(isa.name, problem.dtype, "ab"), lanes_of(isa.name, problem.dtype, "none")
     kc = _steps(isa.name, problem.dtype, how, host) * how.group

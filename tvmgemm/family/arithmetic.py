@@ -20,6 +20,9 @@ class Arithmetic:
     """``sum``: type of the accumulators' lanes. ``element``: type that an operand's elements are converted to.
     ``group``: how many of them make up an element of a panel, which is as wide as a sum.
 
+    ``parts``: floating-point numbers that an element is. Of a complex one the real and the imaginary part are two rows of A and
+    two columns of B and C; what the sums of their products make is put together on the way to C.
+
     ``fused``: names of instruction sets (``fma``: those with ``Isa.fma``) on which the step is one instruction; elsewhere
     a product takes a register before it is added.
     """
@@ -29,6 +32,7 @@ class Arithmetic:
     element: str
     group: int
     fused: tuple[str, ...]
+    parts: int = 1
 
     @property
     def size(self) -> int:
@@ -48,6 +52,10 @@ class Arithmetic:
         """Accumulators in a vector register."""
         return isa.lanes(self.size)
 
+    def columns(self, isa: Isa) -> int:
+        """Columns of C in a vector."""
+        return self.lanes(isa) // self.parts
+
 
 def bits(name: str) -> int:
     """Bits of a type by its name: ``int16`` -> 16."""
@@ -61,6 +69,8 @@ ARITHMETICS: dict[str, Arithmetic] = {row.name: row for row in (
     #           name      sum        element   group  one instruction on
     Arithmetic("fma32",  "float32", "float32", 1,    ("fma",)),
     Arithmetic("fma64",  "float64", "float64", 1,    ("fma",)),
+    Arithmetic("cfma32", "float32", "float32", 1,    ("fma",), parts=2),
+    Arithmetic("cfma64", "float64", "float64", 1,    ("fma",), parts=2),
     Arithmetic("mul8",   "int8",    "int8",    1,    ("armv8-neon",)),
     Arithmetic("mul16",  "int16",   "int16",   1,    ("armv8-neon",)),
     Arithmetic("mul32",  "int32",   "int32",   1,    ("armv8-neon",)),
@@ -75,7 +85,7 @@ ARITHMETICS: dict[str, Arithmetic] = {row.name: row for row in (
 #: dtype -> (arithmetic of kernels that pack both operands, of kernels that read one in place; others), narrow levels first:
 #: a later table overrides an earlier one.
 _X86 = {
-    "float32": ("fma32",), "float64": ("fma64",),
+    "float32": ("fma32",), "float64": ("fma64",), "complex64": ("cfma32",), "complex128": ("cfma64",),
     "int8":    ("madd16", "mul16"), "uint8":  ("madd16", "mul16"),
     "int16":   ("madd16", "mul16"), "uint16": ("madd16", "mul16"),
     "int32":   ("mul32",), "uint32": ("mul32",), "int64": ("mul64",), "uint64": ("mul64",),
@@ -91,7 +101,7 @@ _DOT = {
     "int16-int32": ("madd16", "mul32"),
 }
 _NEON = {
-    "float32": ("fma32",), "float64": ("fma64",),
+    "float32": ("fma32",), "float64": ("fma64",), "complex64": ("cfma32",), "complex128": ("cfma64",),
     "int8":    ("mul8",), "uint8":  ("mul8",), "int16": ("mul16",), "uint16": ("mul16",),
     "int32":   ("mul32",), "uint32": ("mul32",), "int64": ("mul64",), "uint64": ("mul64",),
     "bool":    ("and8",),
@@ -133,5 +143,5 @@ def rounds_once(dtype: str) -> bool:
 
 
 def lanes_of(isa: str, dtype: str, packing: str, forced: str = "") -> int:
-    """Accumulators in a vector register of that kernel: columns of C in a vector."""
-    return arithmetic_of(isa, dtype, packing, forced).lanes(isa_of(isa))
+    """Columns of C in a vector register of that kernel."""
+    return arithmetic_of(isa, dtype, packing, forced).columns(isa_of(isa))

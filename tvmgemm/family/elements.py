@@ -14,11 +14,14 @@ from tvm.tirx.script import builder as T
 from ..problem import DTYPES
 from ..spec import KernelSpec
 from .arithmetic import arithmetic_of, bits, rounds_once
-from .emit import Vectors
+from .emit import Vectors, lanes_of
 from .isa import isa_of
 
 #: How elements lie in memory, where that is not a type that arithmetic is done in.
 _STORED = {"float16": "uint16", "bfloat16": "uint16", "bool": "uint8"}
+
+#: The type of the two parts of a complex number, which are numbers of their own here.
+_PART = {"complex64": "float32", "complex128": "float64"}
 
 #: Quiet NaNs of what is stored as integers.
 _NAN = {"float16": 0x7E00, "bfloat16": 0x7FC0}
@@ -75,14 +78,16 @@ class Elements:
     """The elements of one kernel's operands.
 
     ``sums`` and ``panels`` are the accumulators and the elements of packed panels, of the same width; ``c`` is C in
-    vectors of as many lanes. ``group``: elements of A or B in one of a panel.
+    vectors of as many lanes. ``group``: elements of A or B in one of a panel. ``parts``: 2 for complex numbers, whose real and
+    imaginary parts count as two rows of A and as two columns of B and C, the latter side by side.
     """
 
     def __init__(self, spec: KernelSpec) -> None:
         row, isa = DTYPES[spec.dtype], isa_of(spec.isa)
         self.arithmetic = how = arithmetic_of(spec.isa, spec.dtype, spec.packing, spec.arithmetic)
         self.group = how.group
-        self.kinds = {"A": row.a, "B": row.b, "C": row.c}
+        self.parts = how.parts
+        self.kinds = {operand: _PART.get(kind, kind) for operand, kind in (("A", row.a), ("B", row.b), ("C", row.c))}
         self.stored = {operand: _STORED.get(kind, kind) for operand, kind in self.kinds.items()}
         self._set_lanes(how.lanes(isa))
         self.rounds_once = rounds_once(spec.dtype)
@@ -189,6 +194,30 @@ class Elements:
     def shift_of(self, b, c):
         """c + 128 b or c - 128 b: what A's move by 128 has added to the sums of these columns of B."""
         return self.multiply_add(self.panels.splat(tirx.const(-0x7F7F7F80, "int32")), b, c)
+
+    # ---- complex numbers: vectors of pairs ------------------------------------------------------------------------------
+
+    def complex_sum(self, re, im):
+        """A row of C from the products of the real parts of A's with both parts of B's, and of its imaginary parts."""
+        return self.sums.multiply_add(self._exchanged(im), self._signs(self.lanes), re)
+
+    def complex_product(self, alpha: tuple, x):
+        """(alpha[0] + alpha[1].i).x for splats of the parts; a real alpha is not one with an imaginary part of 0, which
+        would make a NaN of an infinity."""
+        lanes = lanes_of(x)
+        real, none = alpha[0] * x, splat(self.sums.scalar(0.0), lanes)
+        both = self.sums.multiply_add(self._exchanged(x) * alpha[1], self._signs(lanes), real)
+        return tirx.Select(alpha[1] == none, real, both)
+
+    def _exchanged(self, x):
+        """Real and imaginary parts in each other's places."""
+        x = T.bind(x)
+        return tirx.Shuffle([x], [lane ^ 1 for lane in range(lanes_of(x))])
+
+    def _signs(self, lanes: int):
+        """-1 in the real parts, 1 in the imaginary ones: i.i = -1. (A product with it is exact and raises no flag.)"""
+        signs = [splat(self.sums.scalar(sign), lanes) for sign in (-1.0, 1.0)]
+        return tirx.Shuffle(signs, [lane if lane % 2 == 0 else lanes + lane for lane in range(lanes)])
 
     # ---- on the way out -------------------------------------------------------------------------------------------------
 

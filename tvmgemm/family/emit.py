@@ -206,27 +206,29 @@ class Vectors:
         IRBuilder.name(name, buffer)
         return Register(buffer, self.lanes)
 
-    def transpose(self, rows: list) -> list:
-        """The lanes x lanes block held in ``rows``, transposed in registers.
+    def transpose(self, rows: list, unit: int = 1) -> list:
+        """The lanes x lanes block held in ``rows``, transposed in registers; of elements that are ``unit`` lanes wide, as many
+        as a vector has.
 
         In the steps that instruction sets have: interleave within 128-bit groups until each group of each vector holds
         one column of a small block, then gather the groups of a column. (Other factorings of the same permutation
         compile to several times as many instructions.)
         """
         group = 16 // self.itemsize
-        width = 1
+        width = unit
         while width < group:
-            rows = self._exchange(rows, width, lambda a, b: self._interleave(a, b, width, group))
+            rows = self._exchange(rows, width // unit, lambda a, b: self._interleave(a, b, width, group))
             width *= 2
         # rows[g * group + q] now holds rows g * group... of one column of each group; gather the groups.
         width = group
         while width < self.lanes:
-            rows = self._exchange(rows, width, lambda a, b: self._separate(a, b, group))
+            rows = self._exchange(rows, width // unit, lambda a, b: self._separate(a, b, group))
             width *= 2
         # Interleaving leaves the columns of a group in the order of their reversed binary numbers: 0 2 1 3.
-        digits = group.bit_length() - 1
-        order = [int(f"{c:0{digits}b}"[::-1], 2) for c in range(group)] if digits else [0]
-        return [rows[c - c % group + order[c % group]] for c in range(self.lanes)]
+        elements = group // unit
+        digits = elements.bit_length() - 1
+        order = [int(f"{c:0{digits}b}"[::-1], 2) for c in range(elements)] if digits else [0]
+        return [rows[c - c % elements + order[c % elements]] for c in range(self.lanes // unit)]
 
     def _exchange(self, rows: list, distance: int, step) -> list:
         """Replace each pair of rows ``distance`` apart by the two results of ``step``."""

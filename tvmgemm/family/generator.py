@@ -71,7 +71,8 @@ class Generator:
         self.variant = VARIANTS[spec.variant]
         self.elements = Elements(spec)
         self.vectors = self.elements.sums
-        self.tile = {"m": spec.mr or 1, "n": spec.nr or 1, "k": spec.kr or 1}
+        parts = self.elements.parts
+        self.tile = {"m": (spec.mr or 1) * parts, "n": (spec.nr or 1) * parts, "k": spec.kr or 1}
         packing = "" if spec.packing == "none" or spec.step in ("basic", "blocked") else spec.packing
         self.packed = {operand: at for operand, at in self.variant.packed if operand.lower() in packing}
 
@@ -80,6 +81,8 @@ class Generator:
     def _read_arguments(self, args) -> None:
         buffer = emit.View("args", args, emit.INDEX, (1,))
         v = self.values = {name: let(name, buffer.get(const(i))) for i, name in enumerate(ARGUMENTS)}
+        if self.elements.parts > 1:  # from here on rows and columns are those of parts
+            v |= {name: let(f"{name}_parts", v[name] * const(self.elements.parts)) for name in ("m", "n", "mc", "nc")}
         if not self.spec.blocked:  # no blocks but those of k, no work space
             return
         # The dimension whose loop is shared out last: how it is cut depends on the other.
@@ -160,7 +163,7 @@ class Generator:
     def _product(self, given: dict[str, Any], q) -> None:
         """Product q of the stack. What depends on sizes and strides only, LLVM computes once for all of them."""
         moved = {
-            operand: emit.pointer(f"{operand}_q", given[operand], self.elements.stored[operand], q * self.values[step])
+            operand: emit.pointer(f"{operand}_q", given[operand], self.elements.stored[operand], q * self.values[step] * self._parts)
             for operand, step in _STEPS.items()
         }
         self.pointers = given | moved
@@ -170,10 +173,16 @@ class Generator:
         else:
             unblocked.product(self)
 
+    @property
+    def _parts(self):
+        return const(self.elements.parts)
+
     def _view_operands(self) -> None:
-        strides, dtype = _STRIDES["C"], self.elements.stored["C"]
-        self.c_any = emit.View("C", self.pointers["C"], dtype, tuple(self.values[s] for s in strides))
-        self.c_rows = emit.View("C_rows", self.pointers["C"], dtype, (self.values[strides[0]], 1))
+        dtype = self.elements.stored["C"]
+        rows, columns = (self.values[s] * self._parts for s in _STRIDES["C"])
+        #: Indices of C are (row, column), of complex numbers (row, column, part); with unit stride (row, column of parts).
+        self.c_any = emit.View("C", self.pointers["C"], dtype, (rows, columns, *self._part_stride))
+        self.c_rows = emit.View("C_rows", self.pointers["C"], dtype, (rows, 1))
         self.unit_columns = self.values["csc"] == const(1)
         self.scale = emit.View("scale", self.pointers["scale"], self.elements.scale, (1,))
         self.sources = {
@@ -182,15 +191,21 @@ class Generator:
             if operand != "C"
         }
 
+    @property
+    def _part_stride(self) -> tuple[int, ...]:
+        return () if self.elements.parts == 1 else (1,)
+
     def _source(self, operand: str, across: str, along: str) -> Operand:
         """An operand as its micro-panels see it: ``across`` the panels, ``along`` each of them."""
         stride = {d: self.values[s] for d, s in zip(OPERAND_DIMENSIONS[operand], _STRIDES[operand])}
         e, k, pointer, dtype = stride[across], stride[along], self.pointers[operand], self.elements.stored[operand]
+        parts, part = self._parts, self._part_stride
+        unit = (1,) if not part else (self.elements.parts, *part)
         return Operand(
             name=operand,
-            any=emit.View(operand, pointer, dtype, (e, k)),
-            unit_e=emit.View(operand + "_unit_e", pointer, dtype, (k, 1)),
-            unit_k=emit.View(operand + "_unit_k", pointer, dtype, (e, 1)),
+            any=emit.View(operand, pointer, dtype, (e * parts, k * parts, *part)),
+            unit_e=emit.View(operand + "_unit_e", pointer, dtype, (k * parts, 1)),
+            unit_k=emit.View(operand + "_unit_k", pointer, dtype, (e * parts, *unit)),
             stride_e=e,
             stride_k=k,
         )
@@ -330,6 +345,9 @@ class Generator:
                 lambda: write(lambda x, c, s: elements.joined(c(), x, emit.lanes_of(x))),
             )
             return
+        if elements.parts > 1:
+            self._update_complex(first, write)
+            return
         alpha, beta = let("alpha", self.scale.get(const(0))), let("beta", self.scale.get(const(1)))
 
         def scaled(kept):
@@ -346,3 +364,19 @@ class Generator:
             lambda: emit.branch(no_beta, scaled(None), times_beta),
             scaled(lambda c, s, lanes: elements.wide(c(), lanes)),
         )
+
+    def _update_complex(self, first, write) -> None:
+        """``update`` for gemm of complex numbers: vectors of pairs, alpha and beta pairs."""
+        elements = self.elements
+        alpha, beta = ([let(f"{name}{q}", self.scale.get(const(at + q))) for q in (0, 1)] for name, at in (("alpha", 0), ("beta", 2)))
+
+        def times(pair, x, s):
+            return elements.complex_product(tuple(map(s, pair)), x)
+
+        def scaled(kept):
+            return lambda: write(lambda x, c, s: times(alpha, x, s) if kept is None else times(alpha, x, s) + kept(c, s))
+
+        zero = emit.tirx.const(0, elements.scale)
+        no_beta = emit.both(beta[0] == zero, beta[1] == zero)
+        times_beta = scaled(lambda c, s: times(beta, c(), s))
+        emit.branch(first, lambda: emit.branch(no_beta, scaled(None), times_beta), scaled(lambda c, s: c()))

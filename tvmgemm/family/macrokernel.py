@@ -114,9 +114,9 @@ def _prefetches(g: Generator) -> bool:
 def _prefetch_c(g: Generator, tile: microkernel.Tile) -> None:
     """Ask for the tile of C while the micro-kernel runs: it comes from L3 or memory and is needed at the end."""
     line = CACHE_LINE // g.elements.c.itemsize
-    for i in range(tile.mr):
+    for i in range(tile.mr // g.elements.parts):
         for c in range(0, tile.nr, line):
-            g.c_rows.prefetch(tile.i0 + const(i), tile.j0 + const(c))
+            g.c_rows.prefetch(tile.row(i), tile.j0 + const(c))
 
 
 def _multiply_tile(g: Generator, tile: microkernel.Tile, at: dict[str, Any], along: Block, steps) -> None:
@@ -128,11 +128,14 @@ def _multiply_tile(g: Generator, tile: microkernel.Tile, at: dict[str, Any], alo
             return lambda i, p: g.panels["A"].get(at["ir"], p, const(i))
         source = g.sources["A"].unit_k if unit else g.sources["A"].any
         source = source.kept() if full else source
-        last = None if full else tile.rows - const(1)
+        parts = g.elements.parts
+        last = None if full else emit.tirx.truncdiv(tile.rows - const(1), const(parts))
         rows = [
-            let(f"row{i}", tile.i0 + (const(i) if full else emit.minimum(const(i), last))) for i in range(tile.mr)
+            let(f"row{i}", tile.row(0) + (const(i) if full else emit.minimum(const(i), last)))
+            for i in range(tile.mr // parts)
         ]
-        return lambda i, p: g.elements.repeated("A", source.get(rows[i], along.start + p))
+        part = [() if parts == 1 else (const(q),) for q in range(parts)]
+        return lambda i, p: g.elements.repeated("A", source.get(rows[i // parts], along.start + p, *part[i % parts]))
 
     def b_at(full: bool):
         if "B" in g.packed:

@@ -42,6 +42,17 @@ class Tile:
         """Condition: no row and no column of the tile lies outside the matrix."""
         return emit.both(self.rows >= const(self.mr), self.columns >= const(self.nr))
 
+    def row(self, i: int):
+        """Index of row i of the tile in C and A; of complex numbers, where two of the tile's are one, of two of them."""
+        parts = self.elements.parts
+        return (self.i0 if parts == 1 else emit.tirx.truncdiv(self.i0, const(parts))) + const(i)
+
+    def sum(self, i: int, c: int):
+        """A finished vector of row i of C."""
+        if self.elements.parts == 1:
+            return self.registers[i, c].get()
+        return self.elements.complex_sum(self.registers[2 * i, c].get(), self.registers[2 * i + 1, c].get())
+
     def chunks(self) -> range:
         """First columns of the vectors that make up a row of the tile."""
         return range(0, self.nr, self.vectors.lanes)
@@ -118,25 +129,29 @@ def write_back(
     where it needs the old one. ``c_unit`` views C with unit column stride, which ``unit_columns`` says it has;
     ``scratch`` is memory for one tile.
     """
-    vectors = tile.vectors
+    vectors, parts = tile.vectors, tile.elements.parts
+    height = tile.mr // parts
 
     def whole() -> None:
-        for i in range(tile.mr):
+        for i in range(height):
             for c in tile.chunks():
-                at = (vectors.lanes, tile.i0 + const(i), tile.j0 + const(c))
-                value = update(tile.registers[i, c].get(), lambda: c_unit.get_vector(*at), vectors.splat)
+                at = (vectors.lanes, tile.row(i), tile.j0 + const(c))
+                value = update(tile.sum(i, c), lambda: c_unit.get_vector(*at), vectors.splat)
                 c_unit.set_vector(value, *at)
+
+    def rows(each: Callable[[int], None]) -> None:
+        for i in range(height):
+            emit.branch(tile.rows > const(i * parts), lambda: each(i))
 
     def masked() -> None:
         masks = tile.masks()
-        for i in range(tile.mr):
-            emit.branch(tile.rows > const(i), lambda: masked_row(i, masks))
+        rows(lambda i: masked_row(i, masks))
 
     def masked_row(i: int, masks: list) -> None:
         old, outside = tile.elements.c, tile.elements.outside("C")
         for c, mask in zip(tile.chunks(), masks):
-            at = c_unit.address(tile.i0 + const(i), tile.j0 + const(c))
-            value = update(tile.registers[i, c].get(), lambda: old.masked_load(at, mask, outside), vectors.splat)
+            at = c_unit.address(tile.row(i), tile.j0 + const(c))
+            value = update(tile.sum(i, c), lambda: old.masked_load(at, mask, outside), vectors.splat)
             old.masked_store(value, at, mask)
 
     def scattered() -> None:
@@ -148,4 +163,19 @@ def write_back(
             at = (tile.i0 + i, tile.j0 + j)
             c_any.set(update(scratch.get(i, j), lambda: c_any.get(*at), lambda scalar: scalar), *at)
 
-    emit.branch(unit_columns, lambda: emit.branch(tile.full, whole, masked), scattered)
+    def scattered_pairs() -> None:
+        rows(lambda i: [scratch.set_vector(tile.sum(i, c), vectors.lanes, const(i), const(c)) for c in tile.chunks()])
+        count, wide = (emit.tirx.truncdiv(x, const(2)) for x in (tile.rows, tile.columns))
+        first, j0 = tile.row(0), emit.tirx.truncdiv(tile.j0, const(2))
+        with (
+            loop("i", emit.minimum(count, const(height))) as i,
+            loop("j", emit.minimum(wide, const(tile.nr // 2))) as j,
+        ):
+            at = (2, first + i, j0 + j, const(0))
+            value = update(
+                scratch.get_vector(2, i, j * const(2)), lambda: c_any.get_vector(*at), lambda x: emit.T.broadcast(x, 2)
+            )
+            c_any.set_vector(value, *at)
+
+    gaps = scattered if parts == 1 else scattered_pairs
+    emit.branch(unit_columns, lambda: emit.branch(tile.full, whole, masked), gaps)

@@ -35,7 +35,7 @@ class _Outline:
         self.isa = isa_of(spec.isa)
         self.tile = {"m": spec.mr, "n": spec.nr, "k": spec.kr}
         self.how = arithmetic_of(spec.isa, spec.dtype, spec.packing, spec.arithmetic)
-        self.lanes = self.how.lanes(self.isa)
+        self.lanes = self.how.columns(self.isa)
         packing = "" if spec.packing == "none" or spec.step in ("basic", "blocked") else spec.packing
         self.packed = {operand: loop for operand, loop in self.variant.packed if operand.lower() in packing}
         self.lines: list[tuple[str, str]] = []

@@ -100,16 +100,27 @@ class _Panel:
         return self.elements.lanes
 
     def _at(self, e):
-        """Index of element e of this panel; past the edge, that of the last real element."""
-        return self.base + emit.minimum(const(e) if isinstance(e, int) else e, self.valid - const(1))
+        """Index of element e of this panel; past the edge, that of the last real element. (``base`` and ``valid`` count parts.)"""
+        base, valid = (x if self.parts == 1 else emit.tirx.truncdiv(x, const(self.parts)) for x in (self.base, self.valid))
+        return base + emit.minimum(const(e) if isinstance(e, int) else e, valid - const(1))
+
+    @property
+    def parts(self) -> int:
+        """Numbers that an element is."""
+        return self.elements.parts
 
     def gather(self, start=None) -> None:
         """Element by element, for operands with no unit stride and for the rest of the other ways: from step ``start``."""
         start = const(0) if start is None else start
         steps = emit.ceil_div(self.kb, const(self.elements.group))
-        with loop("p", steps - start, start) as p, loop("e", const(self.width)) as e:
-            parts = [self._single(e, p * const(self.elements.group) + const(q), q) for q in range(self.elements.group)]
-            self.panels.set(self._padded(e, self.elements.grouped(parts, 1)), self.panel, p, e)
+        with loop("p", steps - start, start) as p, loop("e", const(self.width // self.parts)) as e:
+            if self.parts > 1:
+                for part in range(self.parts):
+                    value = self.operand.any.get(self._at(e), self.p0 + p, const(part))
+                    self.panels.set(value, self.panel, p, e * const(self.parts) + const(part))
+                return
+            group = [self._single(e, p * const(self.elements.group) + const(q), q) for q in range(self.elements.group)]
+            self.panels.set(self._padded(e, self.elements.grouped(group, 1)), self.panel, p, e)
 
     def _single(self, e, p, q: int):
         """One element; 0 past the end of k, where only the last members of a group can be."""
@@ -176,33 +187,40 @@ class _Panel:
                 self.panels.set_vector(value, lanes, self.panel, p, const(c))
 
     def transpose(self) -> None:
-        """k has unit stride: load ``lanes`` steps of each element, transpose in registers, store row by row."""
-        lanes, group = self.lanes, self.elements.group
+        """k has unit stride: load a vector of steps of each element, transpose in registers, store row by row."""
+        lanes, group, steps = self.lanes, self.elements.group, self._steps
         chunks = range(0, self.width, lanes)
-        blocks = let("blocks", emit.tirx.truncdiv(self.kb, const(lanes * group)))
+        blocks = let("blocks", emit.tirx.truncdiv(self.kb, const(steps * group)))
         with loop("block", blocks) as block:
-            p = let("p", block * const(lanes))
+            p = let("p", block * const(steps))
             # A store of a chunk that is wider than what is left of the panel spills into the next row, so rows are
             # stored in ascending order with every chunk of a row before the next row.
             pending = []
             for c in chunks:
-                rows = [self._row(c + r, p * const(group) if group > 1 else p) for r in range(lanes)]
-                columns = self.elements.panels.transpose(rows)
+                first = c // self.parts
+                rows = [self._row(first + r, p * const(group) if group > 1 else p) for r in range(steps)]
+                columns = self.elements.panels.transpose(rows, self.parts)
                 if self.width % lanes == 0:
                     self._store_rows(p, [(c, columns)])
                 else:
                     pending.append((c, columns))
             if pending:
                 self._store_rows(p, pending)
-        self.gather(blocks * const(lanes))
+        self.gather(blocks * const(steps))
+
+    @property
+    def _steps(self) -> int:
+        """Steps in a vector that runs along k, and elements in one that runs across."""
+        return self.lanes // self.parts
 
     def _row(self, e: int, k):
-        e = min(e, self.width - 1)
-        value = self.elements.consecutive(self.operand.name, self.operand.unit_k, self._at(e), self.p0 + k)
+        e = min(e, self.width // self.parts - 1)
+        part = () if self.parts == 1 else (const(0),)
+        value = self.elements.consecutive(self.operand.name, self.operand.unit_k, self._at(e), self.p0 + k, *part)
         return emit.T.bind(self._padded(const(e), value, self.elements.panels.splat))
 
     def _store_rows(self, p, chunks) -> None:
-        for step in range(self.lanes):
+        for step in range(self._steps):
             for c, columns in chunks:
                 self.panels.set_vector(columns[step], self.lanes, self.panel, p + const(step), const(c))
 

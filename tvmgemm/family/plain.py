@@ -24,6 +24,9 @@ def empty(g: Generator) -> None:
 
 def _begin(g: Generator, rows, i0, columns, j0) -> None:
     """C = 0, or beta.C for gemm, in a block."""
+    if g.elements.parts > 1:
+        _begin_pairs(g, rows, i0, columns, j0)
+        return
 
     def fill(value) -> None:
         with loop("i", rows, i0) as i, loop("j", columns, j0) as j:
@@ -42,6 +45,26 @@ def _begin(g: Generator, rows, i0, columns, j0) -> None:
 
     none = emit.tirx.const(0, elements.scale)
     emit.branch(beta == none, lambda: fill(lambda i, j: zero), lambda: fill(scaled))
+
+
+def _begin_pairs(g: Generator, rows, i0, columns, j0) -> None:
+    """The same for complex numbers, whose parts rows and columns count."""
+    i0, rows, j0, columns = (emit.tirx.truncdiv(x, const(2)) for x in (i0, rows, j0, columns))
+
+    zero, elements = emit.T.broadcast(g.elements.c.scalar(0.0), 2), g.elements
+
+    def fill(value) -> None:
+        with loop("i", rows, i0) as i, loop("j", columns, j0) as j:
+            at = (2, i, j, const(0))
+            g.c_any.set_vector(value(g.c_any.get_vector(*at)), *at)
+
+    if g.spec.op == "matmul":
+        fill(lambda old: zero)
+        return
+    beta = [g.scale.get(const(q)) for q in (2, 3)]
+    none = emit.both(*(x == emit.tirx.const(0, elements.scale) for x in beta))
+    pair = tuple(emit.T.broadcast(x, 2) for x in beta)
+    emit.branch(none, lambda: fill(lambda old: zero), lambda: fill(lambda old: elements.complex_product(pair, old)))
 
 
 def triple_loop(g: Generator, blocks: dict[str, Block]) -> None:

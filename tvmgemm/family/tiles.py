@@ -25,8 +25,17 @@ TILES: dict[tuple[str, str], dict[str, tuple[tuple[int, int], ...]]] = {
                                 "A": ((32, 14), (64, 6)),                       "B": ((6, 64), (14, 32))},
     ("x86-64-v4",  "float64"): {"C": ((8, 24),  (8, 24), (14, 8),  (8, 8),  (8, 16), (6, 32), (14, 16)),
                                 "A": ((16, 14), (32, 6)),                       "B": ((6, 32), (14, 16))},
+    # Complex tiles have twice as many rows and columns of real numbers.
+    ("x86-64-v2",  "complex64"):  {"C": ((3, 4),   (2, 4),  (6, 2),  (4, 2), (2, 4))},
+    ("x86-64-v2",  "complex128"): {"C": ((3, 2),   (2, 2),  (6, 1),  (4, 1), (2, 2))},
+    ("x86-64-v3",  "complex64"):  {"C": ((3, 8),   (2, 12), (6, 4),  (4, 4), (2, 8))},
+    ("x86-64-v3",  "complex128"): {"C": ((3, 4),   (2, 6),  (6, 2),  (4, 2), (2, 4))},
+    ("x86-64-v4",  "complex64"):  {"C": ((4, 24),  (4, 24), (7, 8),  (4, 8), (4, 16))},
+    ("x86-64-v4",  "complex128"): {"C": ((4, 12),  (4, 12), (7, 4),  (4, 4), (4, 8))},
     ("armv8-neon", "float32"): {"C": ((8, 12),  (8, 8),  (16, 4), (8, 4), (8, 8), (6, 16)), "A": ((8, 12),), "B": ((12, 8),)},
     ("armv8-neon", "float64"): {"C": ((8, 6),   (8, 4),  (16, 2), (8, 2), (8, 4), (6, 8), (4, 8)), "A": ((4, 12),),  "B": ((12, 4),)},
+    ("armv8-neon", "complex64"):  {"C": ((4, 6),   (4, 4),  (8, 2),  (4, 2), (4, 4))},
+    ("armv8-neon", "complex128"): {"C": ((4, 3),   (4, 2),  (8, 1),  (4, 1), (4, 2))},
 }
 
 # fmt: on
@@ -49,7 +58,7 @@ _SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
 def _tiles(isa: str, dtype: str) -> dict[str, tuple[tuple[int, int], ...]]:
     """The tiles of ``_SHAPES`` in elements."""
     packings = ("ab", "none", "none", "none", "none")
-    lanes = [arithmetic_of(isa, dtype, packing).lanes(isa_of(isa)) for packing in packings]
+    lanes = [lanes_of(isa, dtype, packing) for packing in packings]
     return {"C": tuple((rows, vectors * each) for (rows, vectors), each in zip(_SHAPES[isa], lanes))}
 
 
@@ -76,6 +85,10 @@ UNBLOCKED_TILES: dict[tuple[str, str], tuple[int, int]] = {
     ("x86-64-v3",  "float32"): (4, 24), ("x86-64-v3",  "float64"): (4, 12),
     ("x86-64-v4",  "float32"): (6, 64), ("x86-64-v4",  "float64"): (6, 32),
     ("armv8-neon", "float32"): (6, 16), ("armv8-neon", "float64"): (6, 8),
+    ("x86-64-v2",  "complex64"): (2, 4),  ("x86-64-v2",  "complex128"): (2, 2),
+    ("x86-64-v3",  "complex64"): (2, 12), ("x86-64-v3",  "complex128"): (2, 6),
+    ("x86-64-v4",  "complex64"): (3, 32), ("x86-64-v4",  "complex128"): (3, 16),
+    ("armv8-neon", "complex64"): (3, 8),  ("armv8-neon", "complex128"): (3, 4),
 }
 # fmt: on
 
@@ -113,19 +126,19 @@ def registers_needed(rows: int, columns: int, isa: Isa, how: Arithmetic, residen
     vectors of C and one broadcast. Where a multiply-add is more than one instruction, one product more.
     """
     along, across = (rows, columns) if resident == "A" else (columns, rows)
-    vectors = -(-along // how.lanes(isa))
-    return across * vectors + vectors + 1 + (not how.is_fused(isa))
+    vectors = -(-along // how.columns(isa))
+    return how.parts * across * vectors + vectors + 1 + (not how.is_fused(isa))
 
 
 def check_tile(rows: int, columns: int, isa_name: str, how: Arithmetic, resident: str = "C") -> None:
     """Raise ValueError, with the count of registers, for a tile that this instruction set cannot hold."""
     isa = isa_of(isa_name)
-    lanes = how.lanes(isa)
+    lanes = how.columns(isa)
     along, side = (rows, "rows") if resident == "A" else (columns, "columns")
     if rows < 1 or columns < 1 or along % lanes:
         raise ValueError(
             f"micro-kernel {rows}x{columns} with resident {resident}: both must be positive and the {side} a multiple "
-            f"of {lanes}, the lanes of {isa.name}"
+            f"of {lanes}, the {'lanes' if how.parts == 1 else 'complex numbers in a vector'} of {isa.name}"
         )
     needed = registers_needed(rows, columns, isa, how, resident)
     if needed > isa.vector_registers:

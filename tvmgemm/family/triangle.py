@@ -105,34 +105,44 @@ def mirror(g: Generator, blocks: dict[str, Block], jr) -> None:
 
 
 def _transposed(g: Generator, j, start, rows) -> None:
-    lanes, nr = g.vectors.lanes, g.tile["n"]
-    whole = let("whole", tirx.truncdiv(rows, const(lanes)))
+    lanes, nr, parts = g.vectors.lanes, g.tile["n"], g.elements.parts
+    steps = lanes // parts
+    first, start, rows = (_elements(g, x) for x in (j, start, rows))
+    whole = let("whole", tirx.truncdiv(rows, const(steps)))
 
     def columns(row_of: Callable[[int], Any], save: Callable[[Any, Any], None]) -> None:
         for group in range(0, nr, lanes):
-            block = [T.bind(g.c_rows.get_vector(lanes, row_of(r), j + const(group))) for r in range(lanes)]
-            for c, value in enumerate(g.vectors.transpose(block)):
-                save(value, j + const(group + c))
+            block = [T.bind(g.c_rows.get_vector(lanes, row_of(r), j + const(group))) for r in range(steps)]
+            for c, value in enumerate(g.vectors.transpose(block, parts)):
+                save(value, first + const(group // parts + c))
 
     with loop("block", whole) as block:
-        i = let("i", start + block * const(lanes))
-        columns(lambda r: i + const(r), lambda value, row: g.c_rows.set_vector(value, lanes, row, i))
-    done = let("done", start + whole * const(lanes))
+        i = let("i", start + block * const(steps))
+        columns(lambda r: i + const(r), lambda value, row: g.c_rows.set_vector(value, lanes, row, i * const(parts)))
+    done = let("done", start + whole * const(steps))
     left = let("left", start + rows - done)
     if not g.isa.masks:
-        _single(g, j, done, left)
+        _single(g, j, done * const(parts), left * const(parts))
         return
 
     def rest() -> None:
-        mask = g.vectors.mask("inside", left)
+        mask = g.vectors.mask("inside", left * const(parts))
         columns(
             lambda r: done + emit.minimum(const(r), left - const(1)),
-            lambda value, row: g.vectors.masked_store(value, g.c_rows.address(row, done), mask),
+            lambda value, row: g.vectors.masked_store(value, g.c_rows.address(row, done * const(parts)), mask),
         )
 
     emit.branch(left > const(0), rest)
 
 
 def _single(g: Generator, j, start, rows) -> None:
-    with loop("i", rows, start) as i, loop("c", const(g.tile["n"])) as c:
-        g.c_any.set(g.c_any.get(i, j + c), j + c, i)
+    j, start, rows = (_elements(g, x) for x in (j, start, rows))
+    parts = g.elements.parts
+    with loop("i", rows, start) as i, loop("c", const(g.tile["n"] // parts)) as c:
+        for part in [()] if parts == 1 else [(const(q),) for q in range(parts)]:
+            g.c_any.set(g.c_any.get(i, j + c, *part), j + c, i, *part)
+
+
+def _elements(g: Generator, parts):
+    """Rows or columns of C, where ``parts`` counts those of real numbers."""
+    return parts if g.elements.parts == 1 else tirx.truncdiv(parts, const(g.elements.parts))

@@ -9,6 +9,7 @@ one micro-kernel per width and height. k is cut up into blocks as in every other
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,9 @@ def product(g: Generator) -> None:
         return
     with emit.parallel("task", g.values["tasks"]) as task:
         if g.spec.parallel == "ic":
-            first, share = g.share(m, task)
-            _blocks_of_k(g, first, share, const(0), n)
+            parts = const(g.elements.parts)
+            first, share = g.share(emit.tirx.truncdiv(m, parts), task)
+            _blocks_of_k(g, first * parts, share * parts, const(0), n)
         else:
             lanes = const(g.vectors.lanes)
             first, share = g.share(emit.ceil_div(n, lanes), task)
@@ -66,7 +68,7 @@ class _Product:
         lanes, most_left = elements.lanes, elements.lanes // 2 if masks else elements.lanes - 1
         whole = let("whole", emit.tirx.truncdiv(self.columns + const(lanes - 1 - most_left), const(lanes)))
         rest = let("rest", whole * const(lanes))
-        widest = self.g.spec.nr // lanes
+        widest = self.g.tile["n"] // lanes
         _in_shares("jr", whole, widest, lambda first, width: self._tiles(elements, first * const(lanes), width, masks))
         narrow = elements.in_lanes(lanes // 2) if masks else elements
         emit.branch(rest < self.columns, lambda: self._tiles(narrow, rest, 1, True))
@@ -74,16 +76,18 @@ class _Product:
     def _tiles(self, elements: Elements, column, width: int, masked: bool) -> None:
         """The loop ir, over the tiles of one column of tiles, ``width`` vectors wide; ``masked``: the last may not be full."""
         column = let("column", column)
-        most = heights(self.g.spec.mr, self.g.spec.nr // self.g.vectors.lanes)[width]
+        most = heights(self.g.tile["m"], self.g.tile["n"] // self.g.vectors.lanes)[width]
+        parts = elements.parts
 
         def tile(row, height: int) -> None:
-            nr = width * elements.lanes
+            row, height, nr = row * const(parts), height * parts, width * elements.lanes
             registers = microkernel.registers(elements.sums, height, nr)
             i0, j0 = let("i0", self.i0 + row), let("j0", self.j0 + column)
             left = let("left", self.columns - column)
             self._compute(microkernel.Tile(elements, height, nr, i0, j0, const(height), left, registers), masked)
 
-        _in_shares("ir", emit.opaque("rows", self.rows), most, tile)
+        rows = emit.opaque("rows", self.rows)
+        _in_shares("ir", rows if parts == 1 else emit.tirx.truncdiv(rows, const(parts)), most // parts, tile)
 
     def _compute(self, tile: microkernel.Tile, masked: bool) -> None:
         """Clear the tile, multiply and add, bring it to C."""
@@ -98,18 +102,20 @@ class _Product:
             return view.get_vector(lanes, i, const(c))
 
         microkernel.clear(tile)
-        a, b = g.sources["A"].any.moved(tile.i0, self.p0), g.sources["B"].unit_e.moved(self.p0, tile.j0)
+        parts = elements.parts
+        start = (tile.row(0), self.p0) if parts == 1 else (tile.row(0), self.p0, const(0))
+        a, b = g.sources["A"].any.moved(*start), g.sources["B"].unit_e.moved(self.p0, tile.j0)
         microkernel.multiply_add(
             tile,
             self.kb,
-            lambda i, p: elements.repeated("A", a.get(const(i), p)),
+            lambda i, p: elements.repeated("A", a.get(*((const(i), p) if parts == 1 else (const(i // 2), p, const(i % 2))))),
             lambda c, p: elements.element("B", load("B", b, p, c), lanes),
         )
 
         def write(update: Callable) -> None:
-            to = g.c_rows.moved(tile.i0, tile.j0)
-            for (i, c), register in tile.registers.items():
-                value = update(register.get(), lambda: load("C", to, const(i), c), elements.sums.splat)  # noqa: B023
+            to = g.c_rows.moved(tile.row(0), tile.j0)
+            for i, c in itertools.product(range(tile.mr // parts), tile.chunks()):
+                value = update(tile.sum(i, c), lambda: load("C", to, const(i), c), elements.sums.splat)  # noqa: B023
                 if c == last:
                     elements.c.masked_store(value, to.address(const(i), const(c)), mask)
                 else:

@@ -61,7 +61,7 @@ def check(spec: KernelSpec) -> None:
 def _check_symmetric(spec: KernelSpec) -> None:
     """Raise ValueError if the kernel cannot compute half of a symmetric product."""
     takes = {"variant": "B3A2C0", "op": "matmul", "step": STEPS[-1]}
-    wrong = [] if spec.dtype in STUDIED else [f"dtype {spec.dtype}"]
+    wrong = [] if spec.dtype in (*STUDIED, "complex64", "complex128") else [f"dtype {spec.dtype}"]
     wrong += [f"{name} {getattr(spec, name)}" for name, value in takes.items() if getattr(spec, name) != value]
     wrong += ["unblocked ones"] if not spec.blocked else []
     wrong += [f"parallel loop {spec.parallel}"] if spec.parallel not in ("", "ic") else []
@@ -81,6 +81,8 @@ def _check_parallel(spec: KernelSpec) -> None:
         raise ValueError(f"{asked}: {spec.variant} can share out {', '.join(loops)}{why}")
     if not spec.blocked and spec.parallel == "pc":
         raise ValueError(f"{asked}: without loops over cache blocks tasks can share out ic, jc")
+    if spec.parallel == "pc" and spec.dtype.startswith("complex"):
+        raise ValueError(f"{asked}: the sums of {spec.dtype} are put together on their way to C")
     if spec.parallel == "pc" and rounds_once(spec.dtype):
         raise ValueError(f"{asked}: sums of {spec.dtype} have to be complete before they are rounded to C")
     if spec.step == "basic":

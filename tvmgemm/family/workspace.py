@@ -47,7 +47,7 @@ class Workspace:
         if variant.resident == "C":
             # A tile on its way to a C with gaps.
             needed = tirx.Select(generator.values["csc"] == const(1), const(0), const(1))
-            self._add("Cs", needed * const(spec.mr * spec.nr), (const(spec.nr), 1), self._per_task)
+            self._add("Cs", needed * const(tile["m"] * tile["n"]), (const(tile["n"]), 1), self._per_task)
             if generator.elements.rounds_once:
                 self._add_sums()
         elif spec.step == "optimised":

@@ -20,10 +20,14 @@ which k is added up, so an element of C does not depend on which member of the f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from .family.variants import LOOP_DIMENSION, OPERAND_DIMENSIONS, Variant
-from .host import Cache
+from .family.arithmetic import Arithmetic, arithmetic_of, lanes_of
+from .family.isa import ISAS
+from .family.tiles import TILES
+from .family.variants import LOOP_DIMENSION, OPERAND_DIMENSIONS, VARIANTS, Variant
+from .host import Cache, Host
+from .spec import KernelSpec
 
 #: kc is a multiple of this, so that the unrolled and the vectorised loops over k have no rest inside a block.
 KC_STEP = 32
@@ -105,3 +109,19 @@ def _rows(cache: Cache, reserved: int, row: int) -> int:
     """Rows of ``row`` bytes in the ways that are left of a cache: one streams, some hold ``reserved`` bytes."""
     ways = max(1, cache.ways - 1 - -(-reserved // _way(cache)))
     return max(1, ways * _way(cache) // row)
+
+
+def blocks_of(spec: KernelSpec, host: Host) -> BlockSizes:
+    """The block sizes of a kernel on this host."""
+    l1, l2, l3 = (host.cache(level) for level in (1, 2, 3))
+    tile = {"m": spec.mr or 1, "n": spec.nr or 1, "k": spec.kr or 1}
+    how = arithmetic_of(spec.isa, spec.dtype, spec.packing, spec.arithmetic)
+    steps = steps_of(spec.isa, spec.dtype, how, host)
+    sizes = block_sizes(VARIANTS[spec.variant], tile, how.size * how.parts, steps, l1, l2, l3)
+    return replace(sizes, kc=steps * how.group)
+
+
+def steps_of(isa: str, dtype: str, how: Arithmetic, host: Host) -> int:
+    """Elements of a panel along a block of k: kc, in groups. One number for all kernels of an arithmetic on a host."""
+    rows, vectors = TILES[isa, dtype]["C"][0][0], TILES[isa, dtype]["C"][0][1] // lanes_of(isa, dtype, "ab")
+    return kc_of(rows, vectors * how.columns(ISAS[isa]), how.size * how.parts, host.cache(1), host.cache(2))

@@ -1,0 +1,214 @@
+"""The planner's rules: which variant, packing and tile serve problems of these layouts, by shape, first match first."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from .blocking import kc_of, steps_of
+from .boxes import Box, Rule, possible
+from .family.arithmetic import arithmetic_of, lanes_of, rounds_once
+from .family.isa import Isa
+from .family.tiles import TILES, UNBLOCKED_TILES
+from .family.variants import VARIANTS
+from .host import Host
+from .problem import DTYPES, Problem
+from .settings import Options
+from .sharing import FLAT, PARALLEL_WORK, shared_out, stack_shared_out, task_counts
+
+#: m up to which A.A^T is computed like any other product: there is hardly a tile that lies above the diagonal.
+SYMMETRIC_ROWS = 32
+
+#: Bytes of a row of A.A^T up to which the narrowest tile is best for it.
+SYMMETRIC_NARROW = 2048
+
+#: k up to which reading and writing a C that no cache holds costs more than the products: rows of C in turn.
+SHALLOW = 128
+
+#: m up to which packing a B that L2 holds costs more than it saves.
+FEW_ROWS = 512
+
+#: m up to which a packed B is used so little that it pays only while L2 still holds it from its packing.
+SHORT = 256
+
+#: n up to which reading rows of A in place costs less than packing them.
+FEW_COLUMNS = 768
+
+#: m up to which the rows that a tall tile leaves over count.
+TINY = 32
+
+#: Elements of a matrix up to which its rows are multiplied by a vector faster, with k in order, than BLAS is called.
+SMALL_GEMV = 1 << 10
+
+#: The same of a dot product.
+TINY_DOT = 16
+
+#: m.n.k up to which reading operands in place beats packing them for an arithmetic that multiplies groups.
+GROUPED_WORK = 32.0**3
+
+#: m up to which packing B costs more than all multiplications with it, in dtypes that NumPy has no BLAS for.
+FEW = 8
+
+DEFAULT_VARIANT = "B3A2C0"
+
+#: The dtypes that NumPy hands to its BLAS; for all others it has a scalar loop.
+BLAS = ("float32", "float64", "complex64", "complex128")
+
+
+def forced(options: Options) -> bool:
+    """Whether the options name something that the planner would choose otherwise."""
+    return options.variant != "auto" or bool(options.microkernel or options.packing or options.parallel_loop)
+
+
+def rules_for(problem: Problem, isa: Isa, host: Host, options: Options) -> list[Rule]:
+    """The rules for problems of these layouts, first match first; the last one holds everything."""
+    rules: list[Rule] = []
+    if not forced(options) and problem.op == "matmul" and problem.dtype in BLAS:
+        if problem.gemv:
+            rules += _vectors(problem, host)
+        if problem.symmetric:
+            rules += _symmetric(problem, isa, options)
+    choices = _choices if problem.dtype in BLAS else _choices_without_peer
+    for choice in choices(problem, isa, host, options):
+        rules += shared_out(choice, isa, problem, host, options)
+    return rules
+
+
+def _vectors(problem: Problem, host: Host) -> list[Rule]:
+    """What BLAS computes faster: it adds up k in as many sums as help, where we keep to one order."""
+    in_l1 = host.cache(1).bytes // DTYPES[problem.dtype].itemsize
+    why = "a matrix-vector product: NumPy's BLAS runs it at the speed of the caches"
+    return [
+        Rule(Box(m=(1, 1), n=(1, 1), k=(TINY_DOT + 1, math.inf)), None, "", 0, "a dot product: BLAS adds it up in many sums"),
+        Rule(Box(n=(1, 1), work=(SMALL_GEMV + 1, math.inf)), None, "", 0, f"n = 1 is {why}"),
+        Rule(Box(m=(1, 1), work=(in_l1 + 1, math.inf)), None, "", 0, f"m = 1 is {why}"),
+    ]
+
+
+def _symmetric(problem: Problem, isa: Isa, options: Options) -> list[Rule]:
+    """The rules for A.A^T: half of it is computed, by tiles whose width is a multiple of their height."""
+    tiles = TILES[isa.name, problem.dtype]["C"]
+    fitting = sorted((nr, i) for i, (mr, nr) in enumerate(tiles) if nr % mr == 0)
+    why = "A and B are one buffer, B = A^T: half of C is computed and copied to the other half"
+    # A narrow tile computes least above the diagonal, a wide one reads A less often.
+    low, high = SYMMETRIC_ROWS + 1, math.inf
+    in_place = "none" if problem.b_layout == "row" else "b"
+    small = Rule(Box(m=(low, SYMMETRIC_NARROW // DTYPES[problem.dtype].itemsize)), DEFAULT_VARIANT, in_place, fitting[0][1], why, symmetric=True)
+    large = Rule(Box(m=(low, high)), DEFAULT_VARIANT, "ab" if in_place == "none" else "b", fitting[-1][1], why, symmetric=True)
+    found = []
+    for rule in (small, large):
+        found += stack_shared_out(rule, options)
+        for tasks in task_counts(options.num_threads):
+            box = rule.box.clipped("work", tasks * PARALLEL_WORK, math.inf)
+            box = box.clipped("m", 4 * tasks * tiles[rule.tile][0], math.inf)
+            if possible(box):
+                found.append(replace(rule, box=box, parallel="ic", tasks=tasks, reason=f"{why}; its rows shared out"))
+        found.append(rule)
+    return found
+
+
+def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[Rule]:
+    """Variant, packing and tile by shape, before anything is shared out."""
+    name = options.variant if options.variant != "auto" else DEFAULT_VARIANT
+    variant, tiles, itemsize = VARIANTS[name], TILES[isa.name, problem.dtype]["C"], DTYPES[problem.dtype].c_size
+    free = options.variant == "auto" and not (options.microkernel or options.packing)
+    if variant.resident != "C":
+        return [Rule(Box(), name, variant.packable, 0, f"{name} is forced")]
+
+    in_place = "none" if problem.b_layout == "row" else "b"
+    packed_b = "b" if problem.a_layout == "row" else "ab"
+    lanes = isa.lanes(itemsize)
+    kc = kc_of(*tiles[0], itemsize, host.cache(1), host.cache(2))
+    columns = host.cache(2).bytes // (kc * itemsize)  # of a block of B that is as large as L2
+    held = columns * tiles[1][0] // 16  # one that L2 delivers fast enough: once for as many rows as a tile has
+    # A B and a C whose rows are contiguous, few of them or narrow ones: tiles need nothing around them.
+    widest = UNBLOCKED_TILES.get((isa.name, problem.dtype), (0, 0))[1]
+    plain = free and widest > 0 and problem.b_layout == problem.c_layout == "row" and options.parallel_loop != "pc"
+    column = Rule(Box(n=(0, widest)), name, "none", None, f"C is at most {widest} wide: one column of tiles")
+    narrow = Rule(
+        Box(n=(0, lanes)), name, in_place, 2, f"C is at most {lanes} wide: one vector of it, many rows"
+    )
+    tiny = Rule(
+        Box(m=(0, TINY), n=(0, lanes)), name, in_place, 3,
+        f"C is at most {TINY} x {lanes}: tiles that leave few rows over",
+    )  # fmt: skip
+    slender = Rule(
+        Box(n=(0, 2 * lanes)), name, in_place, 4, f"C is at most {2 * lanes} wide: a row of B is two vectors"
+    )
+    # As many times L2 as L3 delivers to few rows without delay.
+    near = Box(m=(0, FLAT), kn=(0.0, 5.0 * kc * columns))
+    why = f"m <= {FLAT} and a B of at most {5 * kc * columns} elements, which is packed for too few rows"
+    few = Rule(near.clipped("n", 0, 2 * columns), name, in_place, None if plain else 1, why)
+    wide = [replace(few, box=near.clipped("k", SHALLOW + 1, math.inf))] if in_place == "none" else []
+    small = Rule(
+        Box(m=(0, FEW_ROWS), n=(0, held)), name, in_place, None if plain else 1,
+        f"m <= {FEW_ROWS} and blocks of B of at most {kc} x {held}, which stay in L2 as they are",
+    )  # fmt: skip
+    # With several threads a shared A costs a meeting, and A is small.
+    low = Rule(
+        Box(m=(0, FLAT), k=(0, SHALLOW)), *(("A3B2C0", "a") if options.num_threads == 1 else (name, "none")), 1,
+        f"m <= {FLAT} and k <= {SHALLOW}: A stays in L1, B goes by once, in place",
+    )  # fmt: skip
+    if problem.b_layout != "row":
+        low = replace(low, variant="A3B2C0", packing="ab")
+    shallow = Rule(
+        Box(m=(SHORT + 1, math.inf), k=(0, SHALLOW), n=(columns + 1, math.inf)), "A3B2C0", "ab", 2,
+        f"k <= {SHALLOW}: C is most of the traffic, so its rows are written in turn",
+    )  # fmt: skip
+    flat = Rule(
+        Box(m=(0, FLAT), k=(SHALLOW + 1, math.inf)), "C3A2B0", "ac", 0,
+        f"m <= {FLAT}: each element of B goes to registers once, and only once",
+    )  # fmt: skip
+    short = Rule(
+        Box(m=(0, SHORT)), packs_b(options), packed_b, 0, f"m <= {SHORT}: B is packed right before it is used"
+    )
+    lean = Rule(
+        Box(m=(FEW_ROWS + 1, math.inf), n=(0, columns), k=(SHALLOW // 4, SHALLOW)), packs_b(options), packed_b, 2,
+        f"n <= {columns} and k <= {SHALLOW}: tiles one vector wide have the shortest start and end",
+    )  # fmt: skip
+    slim = Rule(
+        Box(n=(0, FEW_COLUMNS)), packs_b(options), packed_b, 0,
+        f"n <= {FEW_COLUMNS}: packing A costs more than reading its rows",
+    )  # fmt: skip
+    large = Rule(Box(), name, "ab", 0, "both operands packed")
+    if not free:
+        return [tiny, narrow, slender, small, large]
+    # Measured: a tenth for float64 and A3B2C0, nothing or less for the others.
+    thin = [lean, slim] if problem.dtype == "float64" and options.num_threads == 1 else [slim]
+    first = [column] if plain else [tiny, narrow, slender]
+    once = [flat] if "B" in TILES[isa.name, problem.dtype] else []
+    return [*first, few, *wide, small, low, shallow, *once, short, *thin, large]
+
+
+def _choices_without_peer(problem: Problem, isa: Isa, host: Host, options: Options) -> list[Rule]:
+    """The same for the dtypes that NumPy has a scalar loop for: everything is served, and what decides is how soon the packing
+    of both operands pays, for a packed kernel multiplies groups of elements and converts each element once."""
+    name = options.variant if options.variant != "auto" else DEFAULT_VARIANT
+    packed = Rule(Box(), name, "ab", 0, "both operands packed")
+    if problem.b_layout != "row":
+        return [packed]
+    lanes = lanes_of(isa.name, problem.dtype, "none")
+    free = options.variant == "auto" and not (options.microkernel or options.packing)
+    widest = UNBLOCKED_TILES.get((isa.name, problem.dtype), (0, 0))[1]
+    if free and widest and problem.c_layout == "row" and options.parallel_loop != "pc":
+        how = arithmetic_of(isa.name, problem.dtype, "ab")
+        kc = steps_of(isa.name, problem.dtype, how, host)
+        if how.group > 1:  # packed kernels multiply several times as fast
+            boxes = {f"m.n.k <= {GROUPED_WORK}": Box(n=(0, widest), k=(0, kc), work=(0, GROUPED_WORK))}
+        else:
+            boxes = {
+                f"at most {SHALLOW} x {widest}": Box(m=(0, SHALLOW), n=(0, widest), k=(0, kc)),
+                f"m <= {FEW}, each element of B is used so often": Box(m=(0, FEW), k=(0, kc if rounds_once(problem.dtype) else math.inf)),
+            }
+        return [*(Rule(box, name, "none", None, f"{why}: read in place") for why, box in boxes.items()), packed]
+    in_place = [
+        Rule(Box(m=(0, TINY), n=(0, lanes), k=(0, SHALLOW)), name, "none", 3, f"at most {TINY} x {lanes}, read in place"),
+        Rule(Box(m=(0, TINY), n=(0, 2 * lanes), k=(0, SHALLOW)), name, "none", 4, f"at most {TINY} x {2 * lanes}, read in place"),
+    ]
+    return [*in_place, packed]
+
+
+def packs_b(options: Options) -> str:
+    """The variant that packs B and reads A in place. A3B2C0 packs a block of B for L2, where it still is when it is used;
+    with several threads each would pack its own, while B3A2C0 packs one for all of them."""
+    return "A3B2C0" if options.num_threads == 1 else "B3A2C0"

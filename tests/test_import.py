@@ -78,7 +78,7 @@ def test_import_makes_no_folder(tmp_path):
 import os
 os.environ["TVMGEMM_CACHE_DIR"] = {str(folder)!r}
 import json, numpy, tvmgemm
-tvmgemm.matmul(numpy.ones((3, 3), int), numpy.ones((3, 3), int))
+tvmgemm.matmul(numpy.ones((3, 3), numpy.longdouble), numpy.ones((3, 3), numpy.longdouble))
 print(json.dumps(os.path.exists(os.environ["TVMGEMM_CACHE_DIR"])))
 """
     assert fresh(program) is False

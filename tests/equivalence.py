@@ -17,7 +17,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import tvmgemm
-from tvmgemm import dispatch, planner
+from tvmgemm import dispatch, planner, sharing
 from tvmgemm.blocking import BlockSizes
 from tvmgemm.family.isa import ISAS
 from tvmgemm.family.tiles import TILES
@@ -227,7 +227,7 @@ def planned(
 
             stack.enter_context(mock.patch.object(planner, "blocks_of", small))
         if parallel_work is not None:
-            stack.enter_context(mock.patch.object(planner, "PARALLEL_WORK", parallel_work))
+            stack.enter_context(mock.patch.object(sharing, "PARALLEL_WORK", parallel_work))
         with tvmgemm.options(**options):
             forget_plans()
             yield

@@ -15,7 +15,7 @@ import pytest
 from equivalence import FLOATS, RUNNABLE, Layout, assert_close, assert_same_bits, fill, forget_plans, lay_out, planned
 
 import tvmgemm
-from tvmgemm import dispatch, planner, trial
+from tvmgemm import dispatch, planner, sharing, trial
 from tvmgemm.family.members import shape_member
 from tvmgemm.family.validity import check
 from tvmgemm.host import host
@@ -98,7 +98,7 @@ def test_same_bits_as_the_kernels_for_all_shapes(folder, dtype, isa, shape):
         fill(b.view, rng)
         outside = c.outside()
         keywords = {"max_isa": isa, "cache_dir": folder, "num_threads": threads}
-        with planned(**keywords), mock.patch.object(planner, "PARALLEL_WORK", 1):
+        with planned(**keywords), mock.patch.object(sharing, "PARALLEL_WORK", 1):
             told = tvmgemm.explain(a.view, b.view)
             assert told.shape == shape and told.isa == isa and told.kernel.startswith(f"matmul-{dtype}-shape-"), name
             before = tvmgemm.stats().kernels.get(told.kernel, 0)

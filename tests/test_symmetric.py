@@ -13,7 +13,7 @@ from tvmgemm import dispatch
 from tvmgemm.family.members import member
 from tvmgemm.family.tiles import TILES
 from tvmgemm.family.validity import check
-from tvmgemm.planner import SYMMETRIC_ROWS
+from tvmgemm.rules import SYMMETRIC_ROWS
 
 FLOATS = ("float32", "float64")
 

@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from . import sharing
 from .blocking import BlockSizes, blocks_of
 from .boxes import STACK, Box, Rule
 from .family.isa import Isa
@@ -24,7 +25,6 @@ from .host import Host
 from .problem import Problem
 from .rules import BLAS, DEFAULT_VARIANT, forced, packs_b, rules_for
 from .settings import Options
-from .sharing import PARALLEL_WORK
 from .spec import KernelSpec
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def shape_spec(problem: Problem, host: Host, options: Options) -> KernelSpec | N
 
 def _shape_plan(spec: KernelSpec, problem: Problem, host: Host, options: Options) -> Plan:
     """The Plan of a kernel for one shape: for stacks too short to be shared out, or for the others."""
-    length = max(math.ceil(PARALLEL_WORK / max(problem.work, 4.0**3)), 4 * options.num_threads)
+    length = max(math.ceil(sharing.PARALLEL_WORK / max(problem.work, 4.0**3)), 4 * options.num_threads)
     shared = options.num_threads > 1 and problem.batch >= length
     sides = {side: (getattr(problem, side),) * 2 for side in ("m", "n", "k")}
     if options.num_threads > 1:

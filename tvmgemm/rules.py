@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from . import sharing
 from .blocking import kc_of, steps_of
 from .boxes import Box, Rule, possible
 from .family.arithmetic import arithmetic_of, lanes_of, rounds_once
@@ -14,7 +15,7 @@ from .family.variants import VARIANTS
 from .host import Host
 from .problem import DTYPES, Problem
 from .settings import Options
-from .sharing import FLAT, PARALLEL_WORK, shared_out, stack_shared_out, task_counts
+from .sharing import FLAT, shared_out, stack_shared_out, task_counts
 
 #: m up to which A.A^T is computed like any other product: there is hardly a tile that lies above the diagonal.
 SYMMETRIC_ROWS = 32
@@ -99,7 +100,7 @@ def _symmetric(problem: Problem, isa: Isa, options: Options) -> list[Rule]:
     for rule in (small, large):
         found += stack_shared_out(rule, options)
         for tasks in task_counts(options.num_threads):
-            box = rule.box.clipped("work", tasks * PARALLEL_WORK, math.inf)
+            box = rule.box.clipped("work", tasks * sharing.PARALLEL_WORK, math.inf)
             box = box.clipped("m", 4 * tasks * tiles[rule.tile][0], math.inf)
             if possible(box):
                 found.append(replace(rule, box=box, parallel="ic", tasks=tasks, reason=f"{why}; its rows shared out"))

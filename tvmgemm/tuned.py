@@ -20,11 +20,11 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from . import log
-from .blocking import BlockSizes
+from .blocking import BlockSizes, blocks_of
+from .boxes import Box
 from .family.isa import ISAS
 from .family.validity import check, unsuitable
 from .host import Host
-from .planner import Box, blocks_of
 from .problem import DTYPES, LAYOUT_NAMES, Problem
 from .spec import STEPS, KernelSpec
 from .store.files import rename_as_bad, sound_content, write_whole

@@ -220,13 +220,13 @@ def test_nothing_is_lost():
     tracemalloc.start()
     try:
         held = []
-        for _ in range(3):  # what is kept from the first round on is no leak
+        for _ in range(5):  # a leak grows in every round; what others keep meanwhile, a build that ends say, does not
             for each in calls:
                 for _ in range(300):
                     each()
             gc.collect()
             held.append(tracemalloc.get_traced_memory()[0])
-        assert held[2] - held[1] < 300 * 16
+        assert min(later - earlier for earlier, later in zip(held, held[1:])) < 300 * 16
     finally:
         tracemalloc.stop()
     assert [sys.getrefcount(x) for x in (a, b, out)] == before

@@ -22,6 +22,7 @@ from equivalence import (
 )
 
 import tvmgemm
+from tvmgemm.family.arithmetic import arithmetic_of
 from tvmgemm.family.isa import ISAS
 from tvmgemm.family.members import member, unblocked_member
 from tvmgemm.family.tiles import UNBLOCKED_TILES, heights, registers_needed
@@ -143,9 +144,10 @@ def test_no_terms_are_zeros(dtype):
 
 def test_tiles_fit_the_registers():
     for (isa, dtype), (mr, nr) in UNBLOCKED_TILES.items():
-        lanes = lanes_of(isa, dtype)
-        for width, most in heights(mr, nr // lanes).items():
-            needed = registers_needed(most, width * lanes, ISAS[isa], DTYPES[dtype].c_size)
+        how = arithmetic_of(isa, dtype, "none")
+        columns = how.columns(ISAS[isa])
+        for width, most in heights(mr, nr // columns).items():
+            needed = registers_needed(most, width * columns, ISAS[isa], how)
             # One register holds the NaNs of a masked load.
             assert needed + ISAS[isa].masks <= ISAS[isa].vector_registers
 

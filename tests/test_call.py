@@ -178,6 +178,68 @@ def test_out(position):
         multiply(A, B, np.broadcast_arrays(np.zeros((3, 2)), np.zeros((3, 1)))[1])
 
 
+@pytest.mark.parametrize("size", [4, 400])
+@pytest.mark.parametrize("kind", ["matrix x vector", "vector x matrix", "dot"])
+def test_out_of_vectors(kind, size):
+    """One dimension, or none: an array of that shape comes back as it was given, every other is NumPy's to judge."""
+    n, vector = size, np.arange(1.0, 1.0 + size)
+    a, b = (vector if kind != "matrix x vector" else np.add.outer(vector, vector), vector if kind != "vector x matrix" else np.add.outer(vector, vector))
+    shape = np.dot(a, b).shape
+    whole = np.full(3 * n + 2, np.nan)
+    outs = [whole[1 : 1 + n], whole[1 : 1 + 2 * n : 2], whole[n + 1 : 1 : -1]] if shape else [whole[1:2].reshape(())]
+    for out in outs:
+        whole[...] = np.nan
+        assert tvmgemm.matmul(a, b, out) is out and tvmgemm.matmul(a, b, out=out) is out
+        np.testing.assert_array_equal(out, np.dot(a, b))
+        assert np.isnan(whole).sum() == whole.size - out.size
+    overlapping = [vector] if shape else [vector[1:2].reshape(())]
+    overlapping += [np.lib.stride_tricks.as_strided(np.zeros(1), shape, (0,) * len(shape))] if shape else []
+    for out in overlapping:
+        kept, written = vector.copy(), []
+        for ufunc in (tvmgemm.matmul, np.matmul):
+            assert ufunc(a, b, out=out) is out
+            written.append((vector.copy(), np.array(out)))
+            vector[...] = kept
+        np.testing.assert_array_equal(*[each[0] for each in written])
+        np.testing.assert_array_equal(*[each[1] for each in written])
+    for out in (np.zeros((1, *shape)), np.zeros(shape, "f4"), np.zeros((*shape, 1)), np.zeros(n + 1)):
+        messages = []
+        for ufunc in (tvmgemm.matmul, np.matmul):
+            try:
+                messages.append(ufunc(a, b, out=out).tolist())
+            except (TypeError, ValueError) as error:
+                messages.append((type(error), str(error)))
+        assert messages[0] == messages[1]
+    read_only = np.zeros(shape)
+    read_only.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        tvmgemm.matmul(a, b, out=read_only)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.char)
+@pytest.mark.parametrize("size", [3, 300])
+def test_a_dot_product_is_a_scalar(dtype, size):
+    x = filled((size,), dtype)
+    for ufunc in (tvmgemm.matmul, np.matmul):
+        with tvmgemm.patched():
+            result = ufunc(x, x)
+        assert type(result) is dtype.type and result.dtype == dtype and result == np.dot(x, x)
+
+
+@pytest.mark.parametrize("dtype", ["e", "f4", "f8", "F", "D"])
+def test_floating_point_errors_of_vectors(dtype):
+    """Of products that are ours and of products that NumPy's loop computes, with and without an array for the result."""
+    for size in (3, 300):
+        huge = np.full(size, np.finfo(dtype).max, dtype)
+        for a, b in [(huge, huge), (np.full((size, size), np.finfo(dtype).max, dtype), huge)]:
+            out = np.empty(np.matmul(np.zeros_like(a), b).shape, dtype)
+            for arguments in ((a, b), (a, b, out)):
+                with np.errstate(all="ignore", over="raise"), pytest.raises(FloatingPointError, match="encountered in matmul"):
+                    tvmgemm.matmul(*arguments)
+                with np.errstate(all="ignore"):
+                    assert np.isinf(tvmgemm.matmul(*arguments)).all() or dtype in "FD"
+
+
 @pytest.mark.parametrize("dtype", ["e", "f4", "f8", "F", "D"])
 def test_floating_point_errors(dtype):
     huge, infinite = np.full((3, 3), np.finfo(dtype).max, dtype), np.full((3, 3), np.inf, dtype)
@@ -209,12 +271,12 @@ def test_integers_have_no_floating_point_errors():
 
 
 def test_nothing_is_lost():
-    a, b, out = np.ones((4, 4)), np.ones((4, 4)), np.ones((4, 4))
+    a, b, out, scalar = np.ones((4, 4)), np.ones((4, 4)), np.ones((4, 4)), np.ones(())
     calls = (
         lambda: tvmgemm.matmul(a, b), lambda: tvmgemm.matmul(a, b, out), lambda: tvmgemm.matmul(a, b, out=out),
-        lambda: tvmgemm.matmul(a[0], b[0]), lambda: pytest.raises(ValueError, tvmgemm.matmul, a, b[:3]),
+        lambda: tvmgemm.matmul(a[0], b[0]), lambda: tvmgemm.matmul(a, b[0], out[0]), lambda: tvmgemm.matmul(a[0], b[0], scalar), lambda: pytest.raises(ValueError, tvmgemm.matmul, a, b[:3]),
     )  # fmt: skip
-    before = [sys.getrefcount(x) for x in (a, b, out)]
+    before = [sys.getrefcount(x) for x in (a, b, out, scalar)]
     dtypes = sys.getrefcount(a.dtype)
     gc.collect()
     tracemalloc.start()
@@ -229,7 +291,7 @@ def test_nothing_is_lost():
         assert min(later - earlier for earlier, later in zip(held, held[1:])) < 300 * 16
     finally:
         tracemalloc.stop()
-    assert [sys.getrefcount(x) for x in (a, b, out)] == before
+    assert [sys.getrefcount(x) for x in (a, b, out, scalar)] == before
     assert abs(sys.getrefcount(a.dtype) - dtypes) < 100
 
 

@@ -82,14 +82,18 @@ static inline bool apart(const matrix *x, const matrix *y, npy_intp itemsize)
     return x_high <= y_low || y_high <= x_low;
 }
 
-/* Whether `object` can be written as it is: a matrix of that shape whose elements are apart from one another and
- * from both operands. */
-static bool is_plain_out(PyObject *object, PyArray_Descr *dtype, const matrix *a, const matrix *b, matrix *c)
+/* Whether `object` can be written as it is: an array of that shape (a `row` if it is a vector) whose elements are
+ * apart from one another and from both operands. */
+static bool is_plain_out(PyObject *object, PyArray_Descr *dtype, int ndim, bool row, const matrix *a, const matrix *b,
+                         matrix *c)
 {
     PyArrayObject *array = (PyArrayObject *)object;
+    if (!is_plain(object, dtype) || PyArray_NDIM(array) != ndim)
+        return false;
     const npy_intp itemsize = PyArray_ITEMSIZE(array);
-    if (!is_plain(object, dtype) || PyArray_NDIM(array) != 2 || !as_matrix(array, true, c)
-        || c->rows != a->rows || c->columns != b->columns
+    if (!as_matrix(array, row, c))
+        *c = (matrix){ PyArray_BYTES(array), 1, 1, itemsize, itemsize };
+    if (c->rows != a->rows || c->columns != b->columns
         || (PyArray_FLAGS(array) & (NPY_ARRAY_WRITEABLE | WARN_ON_WRITE)) != NPY_ARRAY_WRITEABLE)
         return false;
     const npy_intp down = c->row_stride < 0 ? -c->row_stride : c->row_stride;
@@ -150,28 +154,32 @@ static PyObject *call(PyObject *self, PyObject *const *args, size_t nargsf, PyOb
         || !as_matrix(x, true, &a) || !as_matrix(y, false, &b) || a.columns != b.rows
         || a.rows == 0 || a.columns == 0 || b.columns == 0)
         return numpys_call(self, args, nargsf, keywords);
-    const int ndim = (PyArray_NDIM(x) == 2) + (PyArray_NDIM(y) == 2);
-    PyObject *result;
+    const bool rows = PyArray_NDIM(x) == 2;
+    const int ndim = rows + (PyArray_NDIM(y) == 2);
+    const npy_intp itemsize = PyArray_ITEMSIZE(x);
+    PyObject *result = NULL;
+    npy_cdouble scalar;               /* room for one of any dtype */
     if (out && out != Py_None) {
-        if (ndim != 2 || !PyArray_CheckExact(out) || !is_plain_out(out, dtype, &a, &b, &c))
+        if (!PyArray_CheckExact(out) || !is_plain_out(out, dtype, ndim, !rows, &a, &b, &c))
             return numpys_call(self, args, nargsf, keywords);
         Py_INCREF(out);
         result = out;
+    } else if (ndim == 0) {
+        c = (matrix){ (char *)&scalar, 1, 1, itemsize, itemsize };
     } else {
         npy_intp shape[] = { a.rows, b.columns };
-        result = PyArray_SimpleNew(ndim, PyArray_NDIM(x) == 2 ? shape : shape + 1, type);
+        Py_INCREF(dtype);
+        result = PyArray_NewFromDescr(&PyArray_Type, dtype, ndim, rows ? shape : shape + 1, NULL, NULL, 0, NULL);
         if (!result)
             return NULL;
-        c = (matrix){ PyArray_BYTES((PyArrayObject *)result), a.rows, b.columns,
-                      b.columns * PyArray_ITEMSIZE(x), PyArray_ITEMSIZE(x) };
+        c = (matrix){ PyArray_BYTES((PyArrayObject *)result), a.rows, b.columns, b.columns * itemsize, itemsize };
     }
-    PyUFuncObject *ufunc = (PyUFuncObject *)self;
     const bool exact = PyTypeNum_ISINTEGER(type) || PyTypeNum_ISBOOL(type);
-    if (TG_UNLIKELY(multiply(ufunc, loop_index[type], &a, &b, &c, exact) < 0)) {
-        Py_DECREF(result);
+    if (TG_UNLIKELY(multiply((PyUFuncObject *)self, loop_index[type], &a, &b, &c, exact) < 0)) {
+        Py_XDECREF(result);
         return NULL;
     }
-    return ndim == 0 ? PyArray_Return((PyArrayObject *)result) : result;
+    return result ? result : PyArray_Scalar(&scalar, dtype, NULL);
 }
 
 bool tg_call_install(PyUFuncObject *ufunc, int on)

@@ -77,11 +77,17 @@ def test_into_outputs_with_gaps(dtype):
 @every_dtype
 def test_small_ones_are_ours(dtype):
     with planned(num_threads=1):
-        for a, b in [((8, 8), (8,)), ((8,), (8, 8)), ((20, 20), (20, 1)), ((1, 40), (40, 40)), ((5,), (5,)), ((1, 1), (1, 1))]:
+        for a, b in [((8, 8), (8,)), ((8,), (8, 8)), ((16, 16), (16, 1)), ((1, 40), (40, 40)), ((1, 128), (128, 16))]:
             x, y = np.ones(a, dtype), np.ones(b, dtype)
             with served_by_us(dtype):
                 assert (tvmgemm.matmul(x, y) == x.shape[-1]).all()
-        assert not tvmgemm.explain(np.ones(1000, dtype), np.ones(1000, dtype)).served
+
+
+@every_dtype
+def test_blas_keeps_dot_products_and_long_sums(dtype):
+    for a, b in [((5,), (5,)), ((1000,), (1000,)), ((2, 100), (100,)), ((20, 20), (20,)), ((500,), (500, 2)), ((2,), (2, 3000))]:
+        told = tvmgemm.explain(np.ones(a, dtype), np.ones(b, dtype))
+        assert not told.served and "BLAS" in told.reason
 
 
 @every_dtype

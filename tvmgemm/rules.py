@@ -38,11 +38,12 @@ FEW_COLUMNS = 768
 #: m up to which the rows that a tall tile leaves over count.
 TINY = 32
 
-#: Elements of a matrix up to which its rows are multiplied by a vector faster, with k in order, than BLAS is called.
-SMALL_GEMV = 1 << 10
+#: Elements of a matrix up to which its rows are multiplied by a vector faster, with k in order, than BLAS is called, and k
+#: up to which the FMAs of one sum, each of which waits for the one before, take less time than that call.
+SMALL_GEMV, SHORT_GEMV = 1 << 8, 32
 
-#: The same of a dot product.
-TINY_DOT = 16
+#: The same k where whole vectors of sums are added up side by side.
+SHORT_SUMS = 128
 
 #: m.n.k up to which reading operands in place beats packing them for an arithmetic that multiplies groups.
 GROUPED_WORK = 32.0**3
@@ -78,11 +79,19 @@ def rules_for(problem: Problem, isa: Isa, host: Host, options: Options) -> list[
 def _vectors(problem: Problem, host: Host) -> list[Rule]:
     """What BLAS computes faster: it adds up k in as many sums as help, where we keep to one order."""
     in_l1 = host.cache(1).bytes // DTYPES[problem.dtype].itemsize
-    why = "a matrix-vector product: NumPy's BLAS runs it at the speed of the caches"
+
+    def left(one: str, **low: float) -> Rule:
+        box = Box(**{one: (1, 1)}, **{side: (bound, math.inf) for side, bound in low.items()})
+        why = "a matrix-vector product: NumPy's BLAS runs it at the speed of the caches"
+        return Rule(box, None, "", 0, f"{one} = 1 is {why}")
+
     return [
-        Rule(Box(m=(1, 1), n=(1, 1), k=(TINY_DOT + 1, math.inf)), None, "", 0, "a dot product: BLAS adds it up in many sums"),
-        Rule(Box(n=(1, 1), work=(SMALL_GEMV + 1, math.inf)), None, "", 0, f"n = 1 is {why}"),
-        Rule(Box(m=(1, 1), work=(in_l1 + 1, math.inf)), None, "", 0, f"m = 1 is {why}"),
+        Rule(Box(m=(1, 1), n=(1, 1)), None, "", 0, "a dot product: BLAS adds it up in many sums"),
+        left("n", k=SHORT_GEMV + 1),
+        left("n", work=SMALL_GEMV + 1.0),
+        left("m", k=SHORT_SUMS + 1),
+        left("m", work=in_l1 + 1.0),
+        left("m", n=in_l1 // 8 + 1),
     ]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tvmgemm import settings
-from tvmgemm.family.arithmetic import WAYS, lanes_of
+from tvmgemm.family.arithmetic import WAYS, arithmetic_of
 from tvmgemm.family.inspection import InnerLoop, hottest, inner_loops
 from tvmgemm.family.isa import isa_of
 from tvmgemm.family.members import default_members, member
@@ -116,7 +116,7 @@ def _target(name: str, dtype: str, parser: argparse.ArgumentParser) -> Target:
     if name != "host":
         if name not in TARGETS:
             parser.error(f"argument --target: {name!r} is not one of host, {', '.join(TARGETS)}")
-        return TARGETS[name]
+        return TARGETS[name].for_dtype(dtype)
     cap = settings.current().max_isa
     isa = host().isa(cap) if dtype == "all" else host().isa(cap, dtype)
     if isa is None:
@@ -246,7 +246,8 @@ def kernel_table(found: Iterable[tuple[KernelSpec, list[InnerLoop]]], target: Ta
     rows = []
     for spec, loops in found:
         hot, (height, width) = hottest(loops), spec.tile_sizes
-        steps = hot.fmas * lanes_of(spec.isa, spec.dtype, spec.packing, spec.arithmetic) // (height * width)
+        how = arithmetic_of(spec.isa, spec.dtype, spec.packing, spec.arithmetic)
+        steps = hot.fmas * how.at_once(isa_of(spec.isa)) // (height * width)
         kernel = [spec.variant, spec.dtype, spec.tile, spec.packing]
         rows.append([*kernel, str(steps), *_counts(hot, _COLUMNS)])
     head = f"Inner loops for full tiles, default kernels for {_described(target)}\n"

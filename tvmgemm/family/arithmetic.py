@@ -5,6 +5,9 @@ of the operand, consecutive along k, which one instruction multiplies with those
 bytes (``dot8``), two 16-bit integers (``madd16``), or just one. Integers wrap modulo 2**n, so what a dtype's own width
 cannot see (the sign of what is multiplied modulo 2**8, the upper half of a 32-bit sum of 16-bit products) need not be
 right, and is chosen for speed.
+
+A matrix unit (x86's AMX) has registers of its own, each a tile of 16 rows of 64 bytes, and multiplies a tile of 16 rows of A
+and as many groups along k with one of 16 groups and columns of B (``matrix_unit``).
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ class Arithmetic:
     ``parts``: floating-point numbers that an element is. Of a complex one the real and the imaginary part are two rows of A and
     two columns of B and C; what the sums of their products make is put together on the way to C.
 
+    ``matrix``: whether a matrix unit multiplies.
+
     ``fused``: names of instruction sets (``fma``: those with ``Isa.fma``) on which the step is one instruction; elsewhere
     a product takes a register before it is added.
     """
@@ -33,6 +38,7 @@ class Arithmetic:
     group: int
     fused: tuple[str, ...]
     parts: int = 1
+    matrix: bool = False
 
     @property
     def size(self) -> int:
@@ -56,13 +62,21 @@ class Arithmetic:
         """Columns of C in a vector."""
         return self.lanes(isa) // self.parts
 
+    def at_once(self, isa: Isa) -> int:
+        """Elements of C whose sums one instruction adds to."""
+        return self.columns(isa) * (MATRIX_ROWS if self.matrix else 1)
+
 
 def bits(name: str) -> int:
     """Bits of a type by its name: ``int16`` -> 16."""
     return int("".join(c for c in name if c.isdigit()))
 
 
+#: Rows of a matrix unit's register, and groups along k in each; there are so many registers.
+MATRIX_ROWS, MATRIX_REGISTERS = 16, 8
+
 _VNNI = ("x86-64-v3-vnni", "x86-64-v4-vnni")
+_AMX = ("x86-64-v4-amx",)
 
 # fmt: off
 ARITHMETICS: dict[str, Arithmetic] = {row.name: row for row in (
@@ -77,6 +91,7 @@ ARITHMETICS: dict[str, Arithmetic] = {row.name: row for row in (
     Arithmetic("mul64",  "int64",   "int64",   1,    ()),
     Arithmetic("madd16", "int32",   "int16",   2,    _VNNI),              # pmaddwd and paddd, or vpdpwssd
     Arithmetic("dot8",   "int32",   "uint8",   4,    _VNNI),              # vpdpbusd
+    Arithmetic("tile8",  "int32",   "uint8",   4,    _AMX, matrix=True),   # tdpbssd and its kin
     Arithmetic("and8",   "uint8",   "uint8",   1,    ("x86-64-v4",)),     # or of ands: vpternlogd
     Arithmetic("and16",  "int16",   "int16",   1,    ("x86-64-v4",)),
     Arithmetic("and32",  "int32",   "uint8",   4,    ("x86-64-v4",)),
@@ -100,6 +115,8 @@ _DOT = {
     **dict.fromkeys(("int8-int32", "uint8-int8-int32", "uint8-int32", "uint8-uint32"), ("dot8", "mul32", "madd16")),
     "int16-int32": ("madd16", "mul32"),
 }
+_TILE = dict.fromkeys(("int8", "uint8"), ("tile8", "mul16"))
+_TILE |= dict.fromkeys(("int8-int32", "uint8-int8-int32", "uint8-int32", "uint8-uint32"), ("tile8", "mul32"))
 _NEON = {
     "float32": ("fma32",), "float64": ("fma64",), "complex64": ("cfma32",), "complex128": ("cfma64",),
     "int8":    ("mul8",), "uint8":  ("mul8",), "int16": ("mul16",), "uint16": ("mul16",),
@@ -116,6 +133,7 @@ WAYS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86-64-v3-vnni": _DOT,
     "x86-64-v4":      _X86 | _F16C,
     "x86-64-v4-vnni": _DOT,
+    "x86-64-v4-amx":  _TILE,
     "armv8-neon":     _NEON,
     "riscv64-v":      {"float32": ("fma32",), "float64": ("fma64",)},
     "power9":         {"float32": ("fma32",), "float64": ("fma64",)},

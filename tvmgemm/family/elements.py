@@ -93,6 +93,9 @@ class Elements:
         self.rounds_once = rounds_once(spec.dtype)
         # x86 converts single elements in vectors, and LLVM leaves in the other lanes whatever is there.
         self._quiet_scalars = isa.arch == "x86_64"
+        #: What multiplies two tiles on a matrix unit: bytes by their signs.
+        signs = "".join("s" if kind.startswith("int") else "u" for kind in (row.a, row.b))
+        self.matrix_instruction = f"tdpb{signs}d"
         #: What alpha and beta of a gemm are given in.
         self.scale = how.sum if how.floating else self.stored["C"]
         # Bytes of one sign: A moves by 128 into the other half of the instruction's two kinds of bytes.

@@ -18,7 +18,8 @@ import tvm
 from tvm import tirx
 
 from ..spec import STEPS, KernelSpec
-from . import emit, macrokernel, partition, plain, specialised, split_k, triangle, unblocked
+from . import emit, macrokernel, matrix_unit, partition, plain, specialised, split_k, triangle, unblocked
+from .arithmetic import MATRIX_ROWS
 from .elements import Elements
 from .emit import const, let, loop
 from .isa import isa_of
@@ -95,8 +96,11 @@ class Generator:
         self.memory = Workspace(self)
 
     def steps(self, kb):
-        """Steps of the micro-kernel over ``kb`` of k: elements of a panel."""
-        return kb if self.elements.group == 1 else let("steps", emit.ceil_div(kb, const(self.elements.group)))
+        """Steps of the micro-kernel over ``kb`` of k: elements of a panel; on a matrix unit whole chunks of them."""
+        if self.elements.group == 1:
+            return kb
+        steps = emit.ceil_div(kb, const(self.elements.group))
+        return let("steps", emit.round_up(steps, const(MATRIX_ROWS)) if self.elements.arithmetic.matrix else steps)
 
     @property
     def piece_dimension(self) -> str:
@@ -306,7 +310,15 @@ class Generator:
         width, e, p = self.tile[across], blocks[across], blocks[along]
         count = let("panels", emit.ceil_div(e.size, const(width)))
 
+        matrix = self.elements.arithmetic.matrix
+
         def pack(first, number) -> None:
+            if operand == "A" and matrix:
+                matrix_unit.pack_rows(
+                    self.elements, panels, self.sources[operand], width=width, first=first, e0=e.start, extent=e.size,
+                    count=number, p0=p.start, kb=p.size, vectorised=self.vectorised_packing,
+                )  # fmt: skip
+                return
             pack_panels(
                 self.elements, self.isa, panels, self.sources[operand],
                 width=width, first=first, e0=e.start, extent=e.size, count=number, p0=p.start, kb=p.size,
@@ -314,6 +326,9 @@ class Generator:
             )  # fmt: skip
             if operand == "B" and self.elements.shifted:
                 append_shift(self.elements, panels, width, first, number, self.steps(p.size))
+            if matrix:
+                packed = emit.ceil_div(p.size, const(self.elements.group))
+                matrix_unit.fill_chunks(self.elements, panels, width, first, number, packed, self.steps(p.size))
 
         if self.spec.parallel and not self.private(at):
             with emit.parallel("packer", self.values["tasks"]) as packer:

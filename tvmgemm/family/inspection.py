@@ -22,7 +22,7 @@ class InnerLoop:
     an operand of an FMA or by naming their lane in FMAs (then each element counts once). ``stores``: vectors
     written. ``masked``: memory operands under a mask, and ``branches`` besides the one that closes the loop:
     those are at the edges of the matrix. ``registers``: vector registers named. ``stack``: operands on the
-    stack. ``scalar_fmas``: those of one element. ``other``: instructions that are none of these: addresses,
+    stack. ``matrix``: those of ``fmas`` that a matrix unit does. ``scalar_fmas``: those of one element. ``other``: instructions that are none of these: addresses,
     the loop's count, moves, scalar loads. ``text``: the instructions, one a line, with the labels between
     them.
     """
@@ -38,6 +38,7 @@ class InnerLoop:
     branches: int
     registers: int
     stack: int
+    matrix: int
     scalar_fmas: int
     other: int
     instructions: int
@@ -81,8 +82,10 @@ def hottest(loops: Iterable[InnerLoop]) -> InnerLoop:
     def besides(loop: InnerLoop) -> tuple[float, ...]:
         each = max(1, loop.fmas)
         rest = (loop.broadcasts, loop.stack, loop.other, -loop.loads)
+        if loop.matrix:  # no masks: at the edges it has fewer registers, and loads more for each product
+            rest = (loop.loads, loop.stack, loop.other)
         # Without broadcasts it is not a micro-kernel, but sums on their way to C.
-        return loop.broadcasts == 0, loop.masked, loop.branches, *(count / each for count in rest)
+        return not loop.matrix, loop.broadcasts == 0, loop.masked, loop.branches, *(count / each for count in rest)
 
     return min((loop for loop in loops if 2 * loop.fmas >= most), key=besides)
 
@@ -241,6 +244,7 @@ def _count(function: str, blocks: list[_Block], label: str, syntax: Syntax, fram
     lines = [line for block in blocks for line in block.lines]
     kinds = (
         "fma",
+        "matrix",
         "multiply",
         "add",
         "scalar_fma",
@@ -288,6 +292,7 @@ def _count(function: str, blocks: list[_Block], label: str, syntax: Syntax, fram
         branches=max(0, count["branch"] - 1),
         registers=len(registers),
         stack=count["stack"],
+        matrix=count["matrix"],
         scalar_fmas=count["scalar_fma"],
         other=count["other"],
         instructions=len(lines),

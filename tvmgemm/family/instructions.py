@@ -17,7 +17,7 @@ class Syntax:
 
     ``branch``: mnemonics that may jump to the label they end with; ``leaves``: those that never go on.
     ``vector`` finds a vector register's number. ``fma``, ``multiply``, ``add`` are vector arithmetic (of
-    booleans: and, or), ``scalar_fma`` is of one element. ``load``, ``store`` count a vector for each match of ``moved`` (or one),
+    booleans: and, or), ``matrix`` those of ``fma`` that are a matrix unit's, ``scalar_fma`` is of one element. ``load``, ``store`` count a vector for each match of ``moved`` (or one),
     ``element`` finds what an FMA takes a single element from and ``define`` what an instruction overwrites.
     ``framed`` is what sets up a frame pointer: only then ``frame`` operands are on the stack as ``stack``
     operands are.
@@ -28,6 +28,7 @@ class Syntax:
     leaves: str
     vector: str
     fma: str
+    matrix: str
     multiply: str
     add: str
     scalar_fma: str
@@ -53,14 +54,15 @@ SYNTAX: dict[str, Syntax] = {
         comment="#",
         branch=r"j\w+ ",
         leaves=r"ret|ud2|jmp",
-        vector=r"%[xyz]mm(\d+)",
-        fma=r"vfn?m(add|sub)\d*p[sd] |(\{vex\} )?vpdp(busd|wssd) |vpternlog[dq] ",
+        vector=r"%[txyz]mm(\d+)",
+        fma=r"vfn?m(add|sub)\d*p[sd] |(\{vex\} )?vpdp(busd|wssd) |vpternlog[dq] |tdp\w+ ",
+        matrix=r"tdp",
         multiply=r"v?mulp[sd] |v?pmul(l[wdq]|udq) |v?pmaddwd |v?pandd? ",
         add=r"v?addp[sd] |v?padd[wdq] |v?pord? ",
         scalar_fma=r"(vfn?m(add|sub)\d*|v?mul)s[sd] ",
         load=r"(?!\S*(broadcast|movddup|s[sd] |mov[dqhl]p?[sd]? ))"
-        r".*\([^%]*%[^)]*\)(?! *\{1to).*, *%[xyz]mm\d+",
-        store=r"(?!v?movs[sd] ).*%[xyz]mm\d+, *[^%]*\([^)]*\)(?: *\{%k\d\})?$",
+        r".*\([^%]*%[^)]*\)(?! *\{1to).*, *%[txyz]mm\d+",
+        store=r"(?!v?movs[sd] ).*%[txyz]mm\d+, *[^%]*\([^)]*\)(?: *\{%k\d\})?$",
         moved=_NEVER,
         broadcast=r"v?p?broadcast(s[sd]|[bwdq]) |v?movddup |v?p?shuf\w+ \$0, %xmm\d+, %xmm\d+|.*\{1to\d+\}",
         element=_NEVER,
@@ -77,6 +79,7 @@ SYNTAX: dict[str, Syntax] = {
         leaves=r"ret|br |b ",
         vector=r"\b[vqdsz](\d+)\b",
         fma=r"f?ml[as](\.\w+)? |fmad z",
+        matrix=_NEVER,
         multiply=r"(f?mul|and)(\.\w+ | [vz])",
         add=r"(f?add|orr)(\.\w+ | [vz])",
         scalar_fma=r"(fn?madd|fmul) [sdh]\d",
@@ -98,6 +101,7 @@ SYNTAX: dict[str, Syntax] = {
         leaves=r"ret|jr |j ",
         vector=r"\bv(\d+)\b",
         fma=r"vfn?m(acc|add|sac|sub)\.v[vf] ",
+        matrix=_NEVER,
         multiply=r"vfmul\.v[vf] ",
         add=r"vfadd\.v[vf] ",
         scalar_fma=r"(fn?m(add|sub)|fmul)\.[sd] ",
@@ -120,6 +124,7 @@ SYNTAX: dict[str, Syntax] = {
         leaves=r"blr|b |bctr$",
         vector=r"^(?:lxv|stxv|xx)\S* (\d+)|^xv\S* (\d+), (\d+)(?:, (\d+))?",
         fma=r"xvn?m(add|sub)[am][sd]p ",
+        matrix=_NEVER,
         multiply=r"xvmul[sd]p ",
         add=r"xvadd[sd]p ",
         scalar_fma=r"xsn?m(add|sub|ul)\w* |fn?m(add|sub|ul)s? ",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from . import emit, microkernel, triangle
+from . import emit, matrix_unit, microkernel, triangle
 from .emit import const, let, loop
 from .packed_c import partial_sums
 from .packing import pack_panels
@@ -27,6 +27,12 @@ def resident_c(g: Generator, blocks: dict[str, Block], task) -> None:
     """Every micro-tile of the current block of C: clear, multiply and add over the block of k, bring back."""
     mr, nr = g.tile["m"], g.tile["n"]
     outer, inner = g.variant.inner
+    matrix = g.elements.arithmetic.matrix
+    registers = microkernel.registers
+    if matrix:
+        sums = g.memory.panels("T", task)
+        registers = lambda vectors, mr, nr: matrix_unit.stored_sums(vectors, sums, mr, nr)  # noqa: E731
+        matrix_unit.configure()
 
     def product(at: dict[str, Any]) -> None:
         i, j = at["ir"] * const(mr), at["jr"] * const(nr)
@@ -38,7 +44,7 @@ def resident_c(g: Generator, blocks: dict[str, Block], task) -> None:
             j0=let("j0", blocks["n"].start + j),
             rows=let("rows", blocks["m"].size - i),
             columns=let("columns", blocks["n"].size - j),
-            registers=microkernel.registers(g.vectors, mr, nr),
+            registers=registers(g.vectors, mr, nr),
         )
         _by_width(tile, lambda tile: _tile_product(g, tile, at, blocks["k"], task))
 
@@ -52,6 +58,8 @@ def resident_c(g: Generator, blocks: dict[str, Block], task) -> None:
     first, number = g.panels_here or (const(0), _tiles(g, outer, blocks))
     with loop(outer, number, first) as x, loop(inner, _tiles(g, inner, blocks)) as y:
         product({outer: x, inner: y})
+    if matrix:
+        matrix_unit.release()
 
 
 def _by_width(tile: microkernel.Tile, product: Callable[[microkernel.Tile], None]) -> None:
@@ -72,11 +80,36 @@ def _tile_product(g: Generator, tile: microkernel.Tile, at: dict[str, Any], alon
     if g.packed and _prefetches(g):
         _prefetch_c(g, tile)
     steps = g.steps(along.size)
+    if g.elements.arithmetic.matrix:
+        _tile_of_matrix_unit(g, tile, at, along, steps, task)
+        return
     shift = None
     if g.elements.shifted:
         shift = lambda c: g.panels["B"].get_vector(g.vectors.lanes, at["jr"], steps, const(c))  # noqa: E731
     microkernel.clear(tile, shift)
     _multiply_tile(g, tile, at, along, steps)
+    _bring_back(g, tile, along, task)
+
+
+def _tile_of_matrix_unit(g: Generator, tile: microkernel.Tile, at: dict[str, Any], along: Block, steps, task) -> None:
+    """The unit's registers are brought to memory: of a whole tile that is C already, to C itself."""
+    sums, row = g.memory.panels("T", task), const(g.tile["n"] * g.elements.sums.itemsize)
+
+    def by_way_of_memory() -> None:
+        matrix_unit.multiply(g, tile, at, steps, lambda i, j: sums.address(const(i), const(j)), row)
+        _bring_back(g, tile, along, task)
+
+    def to_c() -> None:
+        place = lambda i, j: g.c_rows.address(tile.row(i), tile.j0 + const(j))  # noqa: E731
+        matrix_unit.multiply(g, tile, at, steps, place, g.values["rsc"] * const(g.elements.c.itemsize))
+
+    as_it_is = g.spec.op == "matmul" and g.slot is None and g.elements.c.itemsize == g.elements.sums.itemsize
+    complete = emit.both(emit.both(as_it_is, along.start == const(0)), emit.both(g.unit_columns, tile.full))
+    emit.branch(complete, to_c, by_way_of_memory)
+
+
+def _bring_back(g: Generator, tile: microkernel.Tile, along: Block, task) -> None:
+    """The sums of a tile over the block of k to C, or to those of other blocks."""
     scratch = g.memory.panels("Cs", task)
 
     def bring(update) -> None:

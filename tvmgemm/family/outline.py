@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..spec import STEPS, KernelSpec
-from .arithmetic import arithmetic_of, rounds_once
+from .arithmetic import MATRIX_REGISTERS, MATRIX_ROWS, arithmetic_of, rounds_once
 from .isa import isa_of
 from .tiles import heights, registers_needed
 from .validity import check
@@ -99,8 +99,10 @@ class _Outline:
             return []
         spec, isa, resident = self.spec, self.isa, self.variant.resident
         needed = registers_needed(*spec.tile_sizes, isa, self.how, resident)
-        held = spec.tile_sizes[0] * spec.tile_sizes[1] // self.lanes
+        held = spec.tile_sizes[0] * spec.tile_sizes[1] // self.how.at_once(isa)
         tile = f"{held} hold the tile of {resident}, {needed - held} what streams past"
+        if self.how.matrix:
+            return ["", f"registers: {tile}: {needed} of {MATRIX_REGISTERS} of the matrix unit, {MATRIX_ROWS} x {self.lanes} sums each"]
         return ["", f"registers: {tile}: {needed} of {isa.vector_registers}, {self.lanes} elements each"]
 
     # ---- the loops over cache blocks -----------------------------------------------------------------------
@@ -287,6 +289,9 @@ class _Outline:
         c = f"C[ic+ir:+{mr}, jc+jr:+{nr}]"
         vectors = nr // self.lanes
         self._buffer("Cs", f"{mr} x {nr}, for a C without unit column stride only", bool(self.spec.parallel))
+        if self.how.matrix:
+            self._matrix(c, prefetch)
+            return
         with self._triangle(c) if self.spec.symmetric else self._tiles():
             if self.packed and prefetch:
                 self._line(f"prefetch {c}")
@@ -296,13 +301,34 @@ class _Outline:
             with self._loop("p", "kc", group, comment="micro-kernel" + f", {self.how.name}" * bool(own)):
                 loads = vectors if "register-loads" not in self.spec.without else mr * vectors
                 self._line(f"T += {a}*{b}", self._work(loads, mr, mr * vectors) + ahead)
-            if not rounds_once(self.spec.dtype):
-                self._bring(c, "T")
-                return
-            self._buffer("Sc", "a piece of C, for k > kc only, at most 4 MiB or a block for each task", self._private("pc"))
-            self._line(f"if pc > 0: T += Sc[{c[2:-1]}]")
-            self._line(f"Sc[{c[2:-1]}] = T", "before the last block of k; then:")
-            self._bring(c, "T", every=True)
+            self._finish(c)
+
+    def _matrix(self, c: str, prefetch: bool) -> None:
+        """The same on a matrix unit, where a step of the micro-kernel is a chunk of k."""
+        mr, nr = self.tile["m"], self.tile["n"]
+        high, wide, span = mr // MATRIX_ROWS, nr // self.lanes, MATRIX_ROWS * self.how.group
+        self._buffer("T", f"{mr} x {nr}, on the way from the unit to C", bool(self.spec.parallel))
+        self._line("configure the unit")
+        with self._tiles():
+            if prefetch:
+                self._line(f"prefetch {c}")
+            self._line("tiles = 0", f"{mr} x {nr} of C, {self.how.sum}, in {high * wide} registers of the unit")
+            with self._loop("p", "kc", span, comment=f"micro-kernel, {self.how.name}"):
+                work = f"{high + wide} loads, {high * wide} products of {MATRIX_ROWS} x {span} by {span} x {self.lanes}"
+                self._line(f"tiles += Ac[ir:+{mr}, p:+{span}]*Bc[p:+{span}, jr:+{nr}]", work)
+            self._line("T = tiles")
+            self._finish(c)
+        self._line("release the unit")
+
+    def _finish(self, c: str) -> None:
+        """From the sums of a tile over a block of k to C."""
+        if not rounds_once(self.spec.dtype):
+            self._bring(c, "T")
+            return
+        self._buffer("Sc", "a piece of C, for k > kc only, at most 4 MiB or a block for each task", self._private("pc"))
+        self._line(f"if pc > 0: T += Sc[{c[2:-1]}]")
+        self._line(f"Sc[{c[2:-1]}] = T", "before the last block of k; then:")
+        self._bring(c, "T", every=True)
 
     def _unblocked(self) -> None:
         """Tiles as wide as they need to be, and as tall as the registers then allow."""

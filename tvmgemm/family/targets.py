@@ -7,8 +7,9 @@ which have to run on every CPU of the level.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from .arithmetic import WAYS
 from .isa import EMITTED_ISAS, ISAS, Isa, isa_of
 
 
@@ -16,6 +17,7 @@ from .isa import EMITTED_ISAS, ISAS, Isa, isa_of
 class Target:
     """``isa``: the instruction set (a name of either table of ``isa``) whose lanes and tiles the kernel has.
 
+    ``wider``: further ones of this CPU, narrow to wide, for the dtypes that they have kernels for.
     ``options``: what LLVM is told instead of the instruction set's own ``target``. ``system``: what follows
     the architecture in the target triple; it decides the format of the object file and the dialect of the
     assembly. ``note``: what to know about the code, for people.
@@ -26,6 +28,11 @@ class Target:
     options: tuple[tuple[str, object], ...]
     note: str = ""
     system: str = "unknown-linux-gnu"
+    wider: tuple[str, ...] = ()
+
+    def for_dtype(self, dtype: str) -> Target:
+        """The target with the widest instruction set that has kernels for ``dtype``; itself if no wider one has."""
+        return replace(self, isa=next((isa for isa in reversed(self.wider) if dtype in WAYS[isa]), self.isa))
 
     @property
     def triple(self) -> str:
@@ -37,7 +44,7 @@ def _level(isa: Isa, note: str = "") -> Target:
     return Target(isa.name, isa.name, isa.target, note)
 
 
-def _cpu(name: str, isa: str, note: str = "", **rest: str) -> Target:
+def _cpu(name: str, isa: str, note: str = "", **rest: object) -> Target:
     return Target(name, isa, (("mcpu", name),), note, **rest)
 
 
@@ -59,8 +66,8 @@ TARGETS: dict[str, Target] = {target.name: target for target in (
     _cpu("haswell",        "x86-64-v3"),
     _cpu("znver3",         "x86-64-v3", _ZEN),
     _cpu("skylake-avx512", "x86-64-v4"),
-    _cpu("sapphirerapids", "x86-64-v4", "AVX-512 only: AMX and FP16 are not used"),
-    _cpu("znver4",         "x86-64-v4", _ZEN),
+    _cpu("sapphirerapids", "x86-64-v4", "AVX-512 and AMX: FP16 is not used", wider=("x86-64-v4-vnni", "x86-64-v4-amx")),
+    _cpu("znver4",         "x86-64-v4", _ZEN, wider=("x86-64-v4-vnni",)),
     _cpu("cortex-a72",     "armv8-neon"),
     _cpu("neoverse-n1",    "armv8-neon"),
     _cpu("neoverse-v1",    "armv8-neon", _NEON),

@@ -7,7 +7,7 @@ loads per FMA. A tile is rows x columns of the resident operand: mr x nr of C, m
 
 from __future__ import annotations
 
-from .arithmetic import WAYS, Arithmetic, arithmetic_of, lanes_of
+from .arithmetic import MATRIX_REGISTERS, MATRIX_ROWS, WAYS, Arithmetic, arithmetic_of, lanes_of
 from .isa import Isa, isa_of
 
 # fmt: off
@@ -50,6 +50,7 @@ _SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "x86-64-v3-vnni": ((6, 2), (5, 2), (12, 1), (8, 1), (5, 2)),
     "x86-64-v4":      ((8, 3), (8, 3), (14, 1), (8, 1), (8, 2)),
     "x86-64-v4-vnni": ((8, 3), (8, 3), (14, 1), (8, 1), (8, 2)),
+    "x86-64-v4-amx":  ((32, 2), (8, 3), (14, 1), (8, 1), (8, 2)),   # the first: 2 x 2 registers of a matrix unit
     "armv8-neon":     ((8, 3), (8, 2), (16, 1), (8, 1), (8, 2)),
 }
 # fmt: on
@@ -96,7 +97,7 @@ UNBLOCKED_TILES: dict[tuple[str, str], tuple[int, int]] = {
 #: The same for the other dtypes: rows, and vectors of accumulators. Multiplying 64-bit integers in parts takes registers.
 _UNBLOCKED_SHAPES = {
     "x86-64-v2": (3, 3), "x86-64-v3": (3, 3), "x86-64-v3-vnni": (3, 3), "x86-64-v4": (6, 4), "x86-64-v4-vnni": (6, 4),
-    "armv8-neon": (5, 4),
+    "x86-64-v4-amx": (6, 4), "armv8-neon": (5, 4),
 }  # fmt: skip
 UNBLOCKED_TILES |= {
     (isa, dtype): (rows, vectors * lanes_of(isa, dtype, "none"))
@@ -123,8 +124,12 @@ def registers_needed(rows: int, columns: int, isa: Isa, how: Arithmetic, residen
     """Vector registers that a micro-kernel with this resident tile keeps busy in its inner loop.
 
     C: mr.nr/lanes accumulators, nr/lanes vectors of B and one broadcast of A. A (and B): the tile, mr/lanes (nr/lanes)
-    vectors of C and one broadcast. Where a multiply-add is more than one instruction, one product more.
+    vectors of C and one broadcast. Where a multiply-add is more than one instruction, one product more. Of a matrix unit the
+    tile registers: those of C, and one row and one column of them for A and B.
     """
+    if how.matrix:
+        high, wide = rows // MATRIX_ROWS, columns // how.columns(isa)
+        return high * wide + high + wide
     along, across = (rows, columns) if resident == "A" else (columns, rows)
     vectors = -(-along // how.columns(isa))
     return how.parts * across * vectors + vectors + 1 + (not how.is_fused(isa))
@@ -140,11 +145,14 @@ def check_tile(rows: int, columns: int, isa_name: str, how: Arithmetic, resident
             f"micro-kernel {rows}x{columns} with resident {resident}: both must be positive and the {side} a multiple "
             f"of {lanes}, the {'lanes' if how.parts == 1 else 'complex numbers in a vector'} of {isa.name}"
         )
+    if how.matrix and rows % MATRIX_ROWS:
+        raise ValueError(f"micro-kernel {rows}x{columns}: the rows must be a multiple of {MATRIX_ROWS}, those of a register of {how.name}")
     needed = registers_needed(rows, columns, isa, how, resident)
-    if needed > isa.vector_registers:
+    kind, has = ("tile", MATRIX_REGISTERS) if how.matrix else ("vector", isa.vector_registers)
+    if needed > has:
         raise ValueError(
-            f"micro-kernel {rows}x{columns} with resident {resident} needs {needed} vector registers, {isa.name} has "
-            f"{isa.vector_registers}; choose a smaller tile"
+            f"micro-kernel {rows}x{columns} with resident {resident} needs {needed} {kind} registers, {isa.name} has "
+            f"{has}; choose a smaller tile"
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tvm import tirx
 
 from . import emit
+from .arithmetic import MATRIX_ROWS
 from .emit import const, let
 from .packing import slack
 from .split_k import slots
@@ -48,6 +49,8 @@ class Workspace:
             # A tile on its way to a C with gaps.
             needed = tirx.Select(generator.values["csc"] == const(1), const(0), const(1))
             self._add("Cs", needed * const(tile["m"] * tile["n"]), (const(tile["n"]), 1), self._per_task)
+            if generator.elements.arithmetic.matrix:  # and one on its way from the unit to vector registers
+                self._add("T", const(tile["m"] * tile["n"]), (const(tile["n"]), 1), self._per_task)
             if generator.elements.rounds_once:
                 self._add_sums()
         elif spec.step == "optimised":
@@ -107,7 +110,10 @@ class Workspace:
         stride = let(name + "_panel", steps * const(width) + const(slack(width, generator.vectors.lanes)))
         if copies is None and generator.private(at):
             copies = self._per_task
-        self._add(name, panels * stride, (stride, const(width), 1), copies)
+        strides = (stride, const(width), 1)
+        if operand == "A" and generator.elements.arithmetic.matrix:
+            strides = (stride, const(width * MATRIX_ROWS), const(MATRIX_ROWS), 1)
+        self._add(name, panels * stride, strides, copies)
 
     def _add_sums(self) -> None:
         """Sums of all of C that lies inside the loop over k, in panels as wide as a tile: (panel, row, column)."""

@@ -1,7 +1,8 @@
 /* The instruction sets that this process may use, by the names of Linux's /proc/cpuinfo.
  *
  * On x86 both the CPU (CPUID) and the operating system (XCR0, by XGETBV) must agree: a register that isn't
- * saved at a task switch must not be used. On ARM the kernel says it. */
+ * saved at a task switch must not be used. Linux wants to be asked besides before a process uses AMX. On ARM the kernel
+ * says it. */
 #include <stdbool.h>
 #include <string.h>
 #include "native.h"
@@ -20,6 +21,11 @@ static void append(text *t, const char *name)
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
+#include <immintrin.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 enum { EAX, EBX, ECX, EDX };
 enum {                                /* state that the operating system must save: bits of XCR0 */
@@ -62,13 +68,30 @@ static const struct { const char *name; unsigned leaf, subleaf; int reg, bit; un
     { "amx_fp16",         7,          1, EAX, 21, TILE },
 };
 
-static unsigned state_saved_by_system(void)
+__attribute__((target("xsave"))) static unsigned state_saved_by_system(void)
 {
     unsigned eax, ebx, ecx, edx;
     if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & 1u << 27))   /* OSXSAVE */
         return 0;
-    __asm__ __volatile__("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
-    return eax;
+    return (unsigned)_xgetbv(0);
+}
+
+/* Tile registers are 8 KiB of state. Linux reserves it for processes that ask, for all threads and children at once, and
+ * refuses where a policy says so or a thread's signal stack has no room for it (or knows no such call). Asked once. */
+static bool tiles_permitted(void)
+{
+#ifdef __linux__
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+    static int answer;                /* 1 granted, -1 refused; the same whoever writes it */
+    int known = __atomic_load_n(&answer, __ATOMIC_RELAXED);
+    if (!known) {
+        known = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 ? 1 : -1;
+        __atomic_store_n(&answer, known, __ATOMIC_RELAXED);
+    }
+    return known > 0;
+#else
+    return false;
+#endif
 }
 
 static void append_features(text *t)
@@ -82,7 +105,8 @@ static void append_features(text *t)
             continue;
         if (__get_cpuid_count(FEATURES[i].leaf, FEATURES[i].subleaf, &reg[0], &reg[1], &reg[2], &reg[3])
             && reg[FEATURES[i].reg] >> FEATURES[i].bit & 1
-            && (saved & FEATURES[i].state) == FEATURES[i].state)
+            && (saved & FEATURES[i].state) == FEATURES[i].state
+            && (FEATURES[i].state != TILE || tiles_permitted()))
             append(t, FEATURES[i].name);
     }
 }

@@ -181,9 +181,14 @@ static void *worker(void *unused)
 /* Under `busy`. The system may refuse threads: then there are fewer workers. */
 static void start_workers(int wanted)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);   /* signals belong to the program's own threads */
+    /* Signals belong to the program's own threads, but for those that an instruction raises: blocked, they would end the
+     * process without a word from handlers such as Python's faulthandler. */
+    static const int OF_INSTRUCTIONS[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP };
+    sigset_t others, before;
+    sigfillset(&others);
+    for (size_t i = 0; i < sizeof OF_INSTRUCTIONS / sizeof *OF_INSTRUCTIONS; i++)
+        sigdelset(&others, OF_INSTRUCTIONS[i]);
+    pthread_sigmask(SIG_SETMASK, &others, &before);
     while (pool.workers < wanted) {
         if (pthread_create(&pool.id[pool.workers], NULL, worker, NULL) != 0) {
             pool.short_of_threads = true;

@@ -1,0 +1,247 @@
+/* AMX in software, for tests on CPUs that lack it: a handler of SIGILL that executes the instruction at which the CPU gave
+ * up, if it is one of those below, and goes on behind it. Semantics: Intel, Software Developer's Manual, volume 2. What the
+ * manual lets fault (no configuration, sizes that do not fit, one register twice) ends in the handler that was there before.
+ *
+ * Each thread has tile registers of its own. A signal handler runs with the default rounding and its floating-point flags
+ * are dropped when it returns, as AMX has it: to nearest, nothing raised. */
+#define _GNU_SOURCE
+#include <signal.h>
+#include <stdint.h>
+#include <string.h>
+#include <ucontext.h>
+
+enum { TILES = 8, ROWS = 16, BYTES = 64 };
+enum { NP, P66, PF3, PF2 };           /* the prefix, as VEX has it */
+
+typedef struct { uint8_t palette, start_row, zero[14]; uint16_t colsb[16]; uint8_t rows[16]; } config;
+
+static __thread config set;
+static __thread uint8_t tile[TILES][ROWS][BYTES];
+static struct sigaction before;
+static long emulated;
+
+typedef struct {
+    int pp, opcode, mod, reg, rm, third;
+    int64_t address, stride;          /* of a memory operand: base and displacement, index times scale */
+    int64_t next;
+} instruction;
+
+/* The registers in the order of their numbers. */
+static const int GREG[16] = {
+    REG_RAX, REG_RCX, REG_RDX, REG_RBX, REG_RSP, REG_RBP, REG_RSI, REG_RDI,
+    REG_R8, REG_R9, REG_R10, REG_R11, REG_R12, REG_R13, REG_R14, REG_R15,
+};
+
+static int decode(const greg_t *gregs, instruction *in)
+{
+    const uint8_t *p = (const uint8_t *)gregs[REG_RIP];
+    if (p[0] != 0xc4 || (p[1] & 31) != 2 || p[2] & 0x84)   /* three-byte VEX of map 0F38, W0, 128 bits */
+        return 0;
+    int x = ~p[1] >> 6 & 1, b = ~p[1] >> 5 & 1;
+    in->pp = p[2] & 3;
+    in->third = ~(p[2] >> 3) & 7;
+    in->opcode = p[3];
+    in->mod = p[4] >> 6;
+    in->reg = p[4] >> 3 & 7;
+    in->rm = p[4] & 7;
+    p += 5;
+    if (in->mod != 3) {
+        int base = in->rm, index = 4, scale = 0;
+        if (in->rm == 4) {
+            scale = *p >> 6;
+            index = (*p >> 3 & 7) | x << 3;
+            base = *p++ & 7;
+        }
+        int none = base == 5 && in->mod == 0;
+        int size = in->mod == 1 ? 1 : in->mod == 2 || none ? 4 : 0;
+        int32_t displacement = 0;
+        if (size == 1)
+            displacement = (int8_t)*p;
+        else if (size == 4)
+            memcpy(&displacement, p, 4);
+        p += size;
+        int64_t from = !none ? gregs[GREG[base | b << 3]] : in->rm == 4 ? 0 : (int64_t)p;   /* %rip is that of the next */
+        in->address = from + displacement;
+        in->stride = index == 4 ? 0 : gregs[GREG[index]] << scale;
+    }
+    in->next = (int64_t)p;
+    return 1;
+}
+
+static int load_config(const uint8_t *from)
+{
+    config new;
+    memcpy(&new, from, sizeof new);
+    memset(tile, 0, sizeof tile);
+    if (new.palette == 0) {
+        memset(&set, 0, sizeof set);
+        return 1;
+    }
+    if (new.palette != 1 || new.start_row)
+        return 0;
+    for (int i = 0; i < 14; i++)
+        if (new.zero[i])
+            return 0;
+    for (int t = 0; t < 16; t++)
+        if (new.rows[t] > ROWS || new.colsb[t] > BYTES || !new.rows[t] != !new.colsb[t] || (t >= TILES && new.rows[t]))
+            return 0;
+    set = new;
+    return 1;
+}
+
+/* Of both products of 16-bit floats the sums by themselves, then all three numbers; subnormal numbers are zeros. */
+static uint32_t flushed(uint32_t x)
+{
+    return x & 0x7f800000 ? x : x & 0x80000000;
+}
+
+static float number(uint32_t bits)
+{
+    float x;
+    bits = flushed(bits);
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+static float kept(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return number(bits);
+}
+
+__attribute__((target("fma"))) static float fused(float a, float b, float c)
+{
+    return kept(__builtin_fmaf(a, b, c));
+}
+
+static void floats(int c, int a, int b)
+{
+    for (int m = 0; m < set.rows[c]; m++) {
+        float sum[2][BYTES / 4] = { { 0 } };
+        uint16_t left[BYTES / 2], right[BYTES / 2];
+        memcpy(left, tile[a][m], BYTES);
+        for (int k = 0; k < set.colsb[a] / 4; k++) {
+            memcpy(right, tile[b][k], BYTES);
+            for (int n = 0; n < set.colsb[c] / 4; n++)
+                for (int q = 0; q < 2; q++)
+                    sum[q][n] = fused(number((uint32_t)left[2 * k + q] << 16), number((uint32_t)right[2 * n + q] << 16),
+                                      sum[q][n]);
+        }
+        for (int n = 0; n < set.colsb[c] / 4; n++) {
+            uint32_t bits;
+            memcpy(&bits, tile[c][m] + 4 * n, 4);
+            float total = kept(number(bits) + kept(sum[0][n] + sum[1][n]));
+            memcpy(tile[c][m] + 4 * n, &total, 4);
+        }
+    }
+}
+
+static void bytes(int c, int a, int b, int a_signed, int b_signed)
+{
+    for (int m = 0; m < set.rows[c]; m++)
+        for (int k = 0; k < set.colsb[a] / 4; k++)
+            for (int n = 0; n < set.colsb[c] / 4; n++) {
+                uint32_t sum;
+                memcpy(&sum, tile[c][m] + 4 * n, 4);
+                for (int q = 0; q < 4; q++) {
+                    uint8_t x = tile[a][m][4 * k + q], y = tile[b][k][4 * n + q];
+                    sum += (uint32_t)((a_signed ? (int8_t)x : x) * (b_signed ? (int8_t)y : y));
+                }
+                memcpy(tile[c][m] + 4 * n, &sum, 4);
+            }
+}
+
+static int multiply(const instruction *in)
+{
+    int c = in->reg, a = in->rm, b = in->third;
+    if (in->mod != 3 || a == b || a == c || b == c || !set.rows[a] || !set.rows[b] || !set.rows[c]
+        || set.rows[a] != set.rows[c] || set.colsb[b] != set.colsb[c] || set.colsb[a] != 4 * set.rows[b]
+        || set.colsb[c] % 4)
+        return 0;
+    if (in->opcode == 0x5e)
+        bytes(c, a, b, in->pp >= PF3, in->pp == P66 || in->pp == PF2);
+    else if (in->pp == PF3)
+        floats(c, a, b);
+    else
+        return 0;
+    return 1;
+}
+
+static int move(const instruction *in)
+{
+    int t = in->reg;
+    if (in->mod == 3 || in->rm != 4 || !set.rows[t])
+        return 0;
+    if (in->pp != PF3)
+        memset(tile[t], 0, sizeof tile[t]);
+    for (int m = 0; m < set.rows[t]; m++) {
+        uint8_t *memory = (uint8_t *)(in->address + m * in->stride);
+        if (in->pp == PF3)            /* tilestored */
+            memcpy(memory, tile[t][m], set.colsb[t]);
+        else                          /* tileloadd, tileloaddt1 */
+            memcpy(tile[t][m], memory, set.colsb[t]);
+    }
+    return in->pp != NP;
+}
+
+static int execute(const instruction *in)
+{
+    if (in->opcode == 0x5e || in->opcode == 0x5c)
+        return set.palette && multiply(in);
+    if (in->opcode == 0x4b)
+        return set.palette && move(in);
+    if (in->opcode != 0x49)
+        return 0;
+    if (in->mod == 3 && in->pp == NP && in->reg == 0 && in->rm == 0) {   /* tilerelease */
+        memset(&set, 0, sizeof set);
+        memset(tile, 0, sizeof tile);
+        return 1;
+    }
+    if (in->mod == 3 && in->pp == PF2 && in->rm == 0 && set.palette && set.rows[in->reg]) {
+        memset(tile[in->reg], 0, sizeof tile[0]);
+        return 1;
+    }
+    if (in->mod == 3 || in->reg)
+        return 0;
+    if (in->pp == P66) {              /* sttilecfg */
+        memcpy((void *)(in->address + in->stride), &set, sizeof set);
+        return 1;
+    }
+    return in->pp == NP && load_config((const uint8_t *)(in->address + in->stride));
+}
+
+static void handle(int signal, siginfo_t *info, void *context)
+{
+    greg_t *gregs = ((ucontext_t *)context)->uc_mcontext.gregs;
+    instruction in = { 0 };
+    (void)info;
+    if (decode(gregs, &in) && execute(&in)) {
+        gregs[REG_RIP] = in.next;
+        __atomic_fetch_add(&emulated, 1, __ATOMIC_RELAXED);
+    } else {
+        sigaction(signal, &before, NULL);   /* and again, from the same place */
+    }
+}
+
+int amx_begin(void)
+{
+    struct sigaction action = { .sa_sigaction = handle, .sa_flags = SA_SIGINFO };
+    return sigaction(SIGILL, &action, &before);
+}
+
+int amx_end(void)
+{
+    return sigaction(SIGILL, &before, NULL);
+}
+
+/* Instructions so far, and whether this thread's registers are in use: a kernel leaves them released. */
+long amx_emulated(void)
+{
+    return emulated;
+}
+
+int amx_configured(void)
+{
+    return set.palette;
+}

@@ -1,0 +1,172 @@
+"""Kernels for a matrix unit (AMX), run on it or, where the CPU has none, in the emulator."""
+
+from __future__ import annotations
+
+import itertools
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import amx
+import numpy as np
+import pytest
+from direct_kernels import Kernels
+from equivalence import forget_plans, planned, served_by_us
+from hypothesis import given, settings
+from plain_kernels import compiler
+from test_elements import assert_right, calls, numbers, run
+
+import tvmgemm
+from tvmgemm import dispatch
+from tvmgemm.family.arithmetic import ARITHMETICS, WAYS
+from tvmgemm.family.inspection import hottest, inner_loops
+from tvmgemm.family.members import member
+from tvmgemm.family.outline import outline
+from tvmgemm.family.validity import check
+from tvmgemm.host import Host
+from tvmgemm.problem import DTYPES
+from tvmgemm.spec import KernelSpec
+
+codegen = pytest.importorskip("tvmgemm.family.codegen", reason="needs the compiler")
+
+MATRIX = [dtype for dtype, ways in WAYS[amx.LEVEL].items() if ARITHMETICS[ways[0]].matrix]
+BYTES = [dtype for dtype in MATRIX if ARITHMETICS[WAYS[amx.LEVEL][dtype][0]].element == "uint8"]
+
+
+def packed(dtype: str, **rest) -> KernelSpec:
+    return member("B3A2C0", dtype, amx.LEVEL, **rest)
+
+
+OFTEN = [packed(dtype, parallel="ic") for dtype in MATRIX] + [packed("int8"), packed("uint8-int32", parallel="pc")]
+REST = [member("A3B2C0", dtype, amx.LEVEL, parallel="ic") for dtype in MATRIX]
+REST += [packed("uint8-int32", tile=tile, parallel="jc") for tile in ((16, 16), (16, 32), (32, 16), (48, 16), (16, 48))]
+REST += [packed("int8-int32", op="gemm"), packed("int8", without=("vector-packing", "prefetch"))]
+EVERY = [pytest.param(spec, id=spec.name) for spec in OFTEN]
+EVERY += [pytest.param(spec, id=spec.name, marks=pytest.mark.slow) for spec in REST]
+
+
+@pytest.fixture(scope="module")
+def unit(tmp_path_factory):
+    with amx.unit(tmp_path_factory.mktemp("amx")) as unit:
+        yield unit
+
+
+@pytest.fixture(scope="module")
+def kernels(request, unit, tmp_path_factory):
+    built = Kernels(tmp_path_factory.mktemp("matrix"))
+    items = [item for item in request.session.items if item.fspath == request.fspath and hasattr(item, "callspec")]
+    built.announce(x for item in items for x in item.callspec.params.values() if isinstance(x, KernelSpec))
+    yield built
+    built.close()
+
+
+@pytest.mark.parametrize("spec", EVERY)
+def test_products(unit, kernels, spec):
+    """Of every shape, layout and blocking; the unit is in use, and in its initial state afterwards."""
+    scale = np.array([3, -2], DTYPES[spec.dtype].scale) if spec.op == "gemm" else None
+
+    @settings(max_examples=25)
+    @given(calls(spec))
+    def check(call):
+        before = unit.instructions()
+        assert run(kernels, spec, call, scale) == set()
+        assert unit.released()
+        assert before is None or (unit.instructions() > before) == (call.k > 0)
+
+    check()
+
+
+@pytest.mark.parametrize("dtype", BYTES)
+def test_the_largest_products(kernels, dtype):
+    """Lowest times lowest and highest times highest, for longer than any sum can hold them: they wrap, nothing saturates."""
+    spec, row = packed(dtype, parallel="ic"), DTYPES[dtype]
+    for end_a, end_b in itertools.product((np.iinfo(row.a).min, np.iinfo(row.a).max), (np.iinfo(row.b).min, np.iinfo(row.b).max)):
+        for k in (7, 515, 2**17 + 4):
+            a, b = np.full((3, k), end_a, row.a), np.full((k, 5), end_b, row.b)
+            c = np.zeros((3, 5), row.c)
+            kernels.multiply(spec, a, b, c, (1000, 1000, 2048))
+            assert_right(spec, a, b, c)
+
+
+# -- the whole way
+
+
+@pytest.fixture
+def here(unit, monkeypatch):
+    """This machine with AMX, for dispatch."""
+    machine = amx.host_with_amx()
+    monkeypatch.setattr(dispatch, "host", lambda: machine)
+    forget_plans()
+    yield machine
+    monkeypatch.undo()
+    forget_plans()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", MATRIX)
+def test_dispatch_uses_the_unit(unit, here, dtype, threads):
+    """Through ufunc, planner, build and pool; capped, the next level gives the same."""
+    row, rng = DTYPES[dtype], np.random.default_rng(3)
+    a, b = numbers(row.a, (2, 130, 200), rng), numbers(row.b, (2, 200, 90), rng)
+    found = []
+    for cap in (None, "x86-64-v4-vnni"):
+        with planned(parallel_work=1000, num_threads=threads, max_isa=cap):
+            told = tvmgemm.explain(a, b, dtype=row.c)
+            assert told.served and told.isa == (cap or amx.LEVEL), told
+            before = unit.instructions()
+            with served_by_us(dtype):
+                found.append(tvmgemm.matmul(a, b, dtype=row.c))
+            assert before is None or (unit.instructions() > before) == (cap is None)
+    np.testing.assert_array_equal(*found)
+    for x, y, z in zip(a, b, found[0]):
+        assert_right(packed(dtype), x, y, z)
+
+
+def test_without_permission_or_unit_it_is_the_next_level():
+    features = amx.host_with_amx().features
+    for missing in amx.EMULATED:
+        capped = Host("x86_64", features - {missing}, (), 1)
+        assert capped.isa(None, "int8").name == "x86-64-v4-vnni"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="Linux on x86-64 wants to be asked")
+def test_the_system_is_asked_once(tmp_path):
+    """And only where CPU and system have the unit at all."""
+    source, program = Path(__file__).with_name("cpu_harness.c"), tmp_path / "cpu"
+    subprocess.run([compiler(), "-std=gnu11", "-Wall", "-Werror", "-o", program, source], check=True, timeout=120)
+
+    def features(*arguments: str) -> tuple[str, str]:
+        return tuple(subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60).stdout.splitlines())
+
+    everything = "avx512f amx_tile amx_int8 amx_bf16"
+    assert features("0x600e7", "1", "0") == (everything, "1")
+    assert features("0x600e7", "1", "-1") == ("avx512f", "1")
+    assert features("0x600e7", "0", "0") == features("0xe7", "1", "0") == ("avx512f", "0")
+
+
+# -- what it looks like
+
+
+@pytest.mark.parametrize("dtype", [pytest.param(d, marks=() if d == MATRIX[0] else pytest.mark.slow) for d in MATRIX])
+def test_the_hot_loop_loads_once_for_each_product(dtype):
+    for spec in (packed(dtype), member("A3B2C0", dtype, amx.LEVEL)):
+        loop = hottest(inner_loops(codegen.assembly(spec), "x86_64"))
+        assert loop.fmas == loop.matrix == loop.loads >= 4 and loop.fmas % 4 == 0
+        assert (loop.registers, loop.stack, loop.stores, loop.masked, loop.branches) == (8, 0, 0, 0, 0)
+
+
+def test_the_loops_are_those_of_the_unit():
+    text = outline(packed("int8", parallel="ic"))
+    assert "tiles += Ac[ir:+32, p:+64]*Bc[p:+64, jr:+32]  # 4 loads, 4 products of 16 x 64 by 64 x 16" in text
+    assert "registers: 4 hold the tile of C, 4 what streams past: 8 of 8 of the matrix unit" in text
+
+
+@pytest.mark.parametrize(
+    "tile, words",
+    [((48, 32), "needs 11 tile registers, x86-64-v4-amx has 8"), ((24, 32), "the rows must be a multiple of 16"),
+     ((32, 24), "the columns a multiple of 16")],
+)  # fmt: skip
+def test_tiles_that_are_none(tile, words):
+    with pytest.raises(ValueError, match=words):
+        check(packed("int8", tile=tile))

@@ -104,6 +104,16 @@ static int meeting_task_##S(int id, env_t *env, void *closure) \
 } \
 int32_t meeting_##S(const void *A, const void *B, void *C, void *work, const void *scale, const int64_t *g) \
 { closure_t s = { A, B, C, g, pthread_self() }; return LAUNCH(meeting_task_##S, &s); } \
+/* counts the tasks that another thread than the caller's runs, for which the caller waits a little */ \
+static int where_task_##S(int id, env_t *env, void *closure) \
+{ \
+    closure_t *s = closure; \
+    if (!pthread_equal(s->caller, pthread_self())) atomic_fetch_add(&entered, 1); \
+    else for (volatile int i = 0; i < 20000 && !atomic_load(&entered); i++) ; \
+    return task_##S(id, env, closure); \
+} \
+int32_t where_##S(const void *A, const void *B, void *C, void *work, const void *scale, const int64_t *g) \
+{ closure_t s = { A, B, C, g, pthread_self() }; return LAUNCH(where_task_##S, &s); } \
 /* a task that launches again */ \
 static int inner_##S(int id, env_t *env, void *closure) \
 { atomic_store(&nested_tasks_seen, env->num_task); return 0; } \

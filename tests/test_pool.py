@@ -20,7 +20,8 @@ from tvmgemm.frontend import matmul
 UPWARD = {"x86_64": 0x800, "aarch64": 0x400000}
 
 
-def operands(m=64, k=9, n=17, dtype="float32"):
+def operands(m=64, k=4096, n=17, dtype="float32"):
+    """By default such that a sleeping worker is woken for them."""
     rng = np.random.default_rng(m)
     return rng.integers(-4, 5, (m, k)).astype(dtype), rng.integers(-4, 5, (k, n)).astype(dtype)
 
@@ -72,9 +73,9 @@ def test_tasks_of_a_stack_run_at_the_same_time(native):
     native.publish(native.kernel("meeting_float32"), stack_tasks=2)
     native.lib.tg_pool_set_threads(2)
     native.counters.threads_wanted.value = 2
-    a = np.ones((5, 3, 3), "f")
+    a = np.ones((5, 100, 100), "f")
     with np.errstate(over="ignore"):
-        np.testing.assert_array_equal(matmul(a, a), 3 * a)
+        np.testing.assert_array_equal(matmul(a, a), 100 * a)
     assert (native.counters.entered.value, native.counters.late.value) == (2, 0)
     assert native.counters.tasks_seen.value == 1  # a kernel's own parallel loop runs alone inside a task
 
@@ -97,6 +98,25 @@ def test_sleeping_workers_wake_up(native):
         native.counters.entered.value = 0
         check()
     assert native.counters.late.value == 0
+
+
+def test_sleeping_workers_are_not_woken_for_little(native):
+    """Unless there is more of it: a worker that wakes costs its caller more than such a product."""
+    native.publish(native.kernel("where_float32"), tasks=2)
+    native.lib.tg_pool_set_threads(2)
+
+    def someone_came() -> bool:
+        native.counters.entered.value = 0
+        check(64, 9, 17)
+        return bool(native.counters.entered.value)
+
+    check()
+    for _ in range(20):
+        time.sleep(0.002)
+        assert not someone_came()
+    end = time.monotonic() + 30
+    while not someone_came():
+        assert time.monotonic() < end
 
 
 def test_resizing(native):

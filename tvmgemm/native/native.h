@@ -72,6 +72,7 @@ typedef struct {
     int32_t in_miss;                  /* inside tg_miss: Python code of the planner is running */
     int32_t in_task;                  /* running a task of a parallel kernel: nested launches run serially */
     int64_t tasks;                    /* of the plan being run, for the launcher */
+    int32_t light;                    /* the same, a TG_LIGHT_... */
     uint8_t hint[TG_NDTYPES][TG_NOPS];/* slot that served last */
     void *scratch;
     int64_t scratch_bytes;
@@ -153,6 +154,9 @@ void tg_trim_scratch(void);           /* after a call: give back a block that is
 /* pool.c: what kernels find in __TVMBackendParallelLaunch. The layout of TVM's TVMParallelGroupEnv. */
 typedef struct { void *sync_handle; int32_t num_task; } tg_parallel_env;
 typedef int (*tg_task_fn)(int task_id, tg_parallel_env *env, void *closure);
+/* Whether a product is over before a sleeping worker would be at work, and then whether the caller does it alone:
+ * all of it, whatever number of parallel loops it has. */
+enum { TG_LIGHT_NO, TG_LIGHT_UNDECIDED, TG_LIGHT_ALONE };
 int tg_launch(tg_task_fn task, void *closure, int num_task);
 
 /* Defined by the module that cffi generates: calls the Python function tvmgemm.frontend.tg_miss.

@@ -21,7 +21,7 @@
 #include "fpstate.h"
 
 #define MAX_THREADS 512
-#define SPIN_NS 40000                 /* then sleep. The loops of one product follow sooner */
+#define SPIN_NS 100000                /* then sleep. The loops of one product, and of most next ones, follow sooner */
 #define SPINS_PER_CLOCK 64            /* looks at the state between two looks at the clock */
 
 static struct {
@@ -31,7 +31,14 @@ static struct {
     atomic_int threads;               /* wanted, caller included */
     int workers;                      /* running; under `busy` */
     bool short_of_threads;            /* the system refused one: don't ask at every launch */
-    pthread_t id[MAX_THREADS];
+    struct {
+        pthread_t id;
+        int cpu;                      /* where it sleeps, else -1; under `lock`, like all that follows */
+        bool moved;                   /* it was kept off its caller's CPU, and has to take back: */
+#ifdef __linux__
+        cpu_set_t affinity;
+#endif
+    } worker[MAX_THREADS];
     /* the job: written under `busy` before `unclaimed` makes it visible */
     tg_task_fn task;
     void *closure;
@@ -39,9 +46,10 @@ static struct {
     tg_fp_mode mode;
     _Alignas(TG_CACHE_LINE) atomic_int unclaimed;
     _Alignas(TG_CACHE_LINE) atomic_int done;
-    atomic_int result, fp_flags, caller_sleeps, caller_cpu;
+    atomic_int result, fp_flags, caller_sleeps;
     _Alignas(TG_CACHE_LINE) atomic_int sleepers;
     atomic_int stop;
+    int64_t alone_until;              /* when a caller last finished a light product alone; under `busy` */
 } pool = {
     .busy = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER,
     .wake = PTHREAD_COND_INITIALIZER, .finished = PTHREAD_COND_INITIALIZER, .threads = 1,
@@ -123,40 +131,56 @@ static int current_cpu(void)
 #endif
 }
 
-/* Linux wakes a thread on the waker's CPU and may leave both there for many milliseconds, at half the speed
- * (measured: two threads at the speed of one). A moment's affinity without that CPU moves the worker at once;
- * then it has its old affinity back. */
-static void leave_callers_cpu(void)
+/* Linux wakes a thread where it fell asleep. If its caller has come to that CPU since, it waits there until the
+ * scheduler parts them, for milliseconds (measured: most of a product later, while another CPU was idle). A
+ * sleeper that may not run there wakes elsewhere at once. Under `lock`. */
+static void keep_off_callers_cpu(void)
 {
 #ifdef __linux__
     int cpu = current_cpu();
-    cpu_set_t all, others;
-    if (cpu < 0 || cpu != atomic_load_explicit(&pool.caller_cpu, memory_order_relaxed)
-        || sched_getaffinity(0, sizeof all, &all) != 0)
-        return;
-    others = all;
-    CPU_CLR(cpu, &others);
-    if (CPU_COUNT(&others) && sched_setaffinity(0, sizeof others, &others) == 0)
-        sched_setaffinity(0, sizeof all, &all);
+    for (int i = 0; i < pool.workers && cpu >= 0; i++) {
+        cpu_set_t others;
+        if (pool.worker[i].cpu != cpu && !pool.worker[i].moved)
+            continue;
+        if (!pool.worker[i].moved
+            && pthread_getaffinity_np(pool.worker[i].id, sizeof others, &pool.worker[i].affinity) != 0)
+            continue;
+        others = pool.worker[i].affinity;
+        CPU_CLR(cpu, &others);
+        if (CPU_COUNT(&others) && pthread_setaffinity_np(pool.worker[i].id, sizeof others, &others) == 0)
+            pool.worker[i].moved = true;
+    }
 #endif
 }
 
-static void wait_for_work(void)
+/* Under `lock`. */
+static void take_affinity_back(int self)
+{
+#ifdef __linux__
+    if (pool.worker[self].moved)
+        pthread_setaffinity_np(pthread_self(), sizeof pool.worker[self].affinity, &pool.worker[self].affinity);
+#endif
+    pool.worker[self].moved = false;
+}
+
+static void wait_for_work(int self)
 {
     if (spin_until(work_or_stop))
         return;
     pthread_mutex_lock(&pool.lock);
+    pool.worker[self].cpu = current_cpu();
     atomic_fetch_add(&pool.sleepers, 1);   /* seq_cst against `unclaimed`: see launch_on_pool */
-    while (atomic_load(&pool.unclaimed) <= 0 && !atomic_load(&pool.stop))
-        pthread_cond_wait(&pool.wake, &pool.lock);
+    if (atomic_load(&pool.unclaimed) <= 0 && !atomic_load(&pool.stop))
+        pthread_cond_wait(&pool.wake, &pool.lock);  /* not again if it comes too late: the next job is near */
     atomic_fetch_sub(&pool.sleepers, 1);
+    pool.worker[self].cpu = -1;
+    take_affinity_back(self);
     pthread_mutex_unlock(&pool.lock);
-    leave_callers_cpu();
 }
 
-static void *worker(void *unused)
+static void *worker(void *number)
 {
-    (void)unused;
+    int self = (int)(intptr_t)number;
 #ifdef __linux__
     pthread_setname_np(pthread_self(), "tvmgemm");
 #endif
@@ -164,7 +188,7 @@ static void *worker(void *unused)
     while (!atomic_load_explicit(&pool.stop, memory_order_acquire)) {
         int left = claim();
         if (!left) {
-            wait_for_work();
+            wait_for_work(self);
             continue;
         }
         int tasks = pool.env.num_task;
@@ -190,7 +214,9 @@ static void start_workers(int wanted)
         sigdelset(&others, OF_INSTRUCTIONS[i]);
     pthread_sigmask(SIG_SETMASK, &others, &before);
     while (pool.workers < wanted) {
-        if (pthread_create(&pool.id[pool.workers], NULL, worker, NULL) != 0) {
+        pool.worker[pool.workers].cpu = -1;
+        pool.worker[pool.workers].moved = false;
+        if (pthread_create(&pool.worker[pool.workers].id, NULL, worker, (void *)(intptr_t)pool.workers) != 0) {
             pool.short_of_threads = true;
             break;
         }
@@ -207,7 +233,7 @@ static void stop_workers(void)
     pthread_cond_broadcast(&pool.wake);
     pthread_mutex_unlock(&pool.lock);
     while (pool.workers > 0)
-        pthread_join(pool.id[--pool.workers], NULL);
+        pthread_join(pool.worker[--pool.workers].id, NULL);
     atomic_store(&pool.stop, 0);
     pool.short_of_threads = false;
 }
@@ -226,13 +252,14 @@ static void wake_workers(int wanted)
     int sleepers = atomic_load(&pool.sleepers);
     if (!sleepers)
         return;
-    pthread_mutex_lock(&pool.lock);
+    pthread_mutex_lock(&pool.lock);       /* whoever counted itself as asleep waits by now */
+    keep_off_callers_cpu();
+    pthread_mutex_unlock(&pool.lock);     /* before they wake, or they would wait for it */
     if (wanted >= sleepers)
         pthread_cond_broadcast(&pool.wake);
     else
         while (wanted-- > 0)
             pthread_cond_signal(&pool.wake);
-    pthread_mutex_unlock(&pool.lock);
 }
 
 static bool all_done(void)
@@ -259,7 +286,6 @@ static int launch_on_pool(tg_task_fn task, void *closure, int tasks)
     pool.closure = closure;
     pool.env = (tg_parallel_env){ NULL, tasks };
     pool.mode = tg_fp_current_mode();
-    atomic_store_explicit(&pool.caller_cpu, current_cpu(), memory_order_relaxed);
     atomic_store_explicit(&pool.done, 0, memory_order_relaxed);
     atomic_store_explicit(&pool.result, 0, memory_order_relaxed);
     atomic_store_explicit(&pool.fp_flags, 0, memory_order_relaxed);
@@ -272,6 +298,30 @@ static int launch_on_pool(tg_task_fn task, void *closure, int tasks)
     wait_for_tasks();
     tg_fp_raise(atomic_load_explicit(&pool.fp_flags, memory_order_relaxed));
     return atomic_load_explicit(&pool.result, memory_order_relaxed);
+}
+
+/* Under `busy`: whether workers that sleep are to be woken for this product. Waking one costs its caller 15 us
+ * (measured on a virtual machine), so light products do without, unless they come in quick succession: then the
+ * first of them pays for all. */
+static bool worth_waking(tg_thread *self)
+{
+    if (self->light == TG_LIGHT_UNDECIDED)
+        self->light = now_ns() - pool.alone_until < SPIN_NS ? TG_LIGHT_NO : TG_LIGHT_ALONE;
+    return self->light == TG_LIGHT_NO;
+}
+
+/* Under `busy`, with more than one task and thread. */
+static int share_out(tg_thread *self, tg_task_fn task, void *closure, int tasks, int threads)
+{
+    bool asleep = pool.workers == 0 || atomic_load_explicit(&pool.sleepers, memory_order_relaxed) > 0;
+    if (asleep && !worth_waking(self)) {
+        int result = run_serially(task, closure, tasks);
+        pool.alone_until = now_ns();
+        return result;
+    }
+    if (pool.workers < threads - 1 && !pool.short_of_threads)
+        start_workers(threads - 1);
+    return pool.workers ? launch_on_pool(task, closure, tasks) : run_serially(task, closure, tasks);
 }
 
 /* TVM gives num_task = 0: as many as the runtime likes. Here the plan of the current call says how many. */
@@ -287,9 +337,7 @@ int tg_launch(tg_task_fn task, void *closure, int num_task)
     if (tasks == 1 || threads == 1 || pthread_mutex_trylock(&pool.busy) != 0) {
         result = run_serially(task, closure, tasks);
     } else {
-        if (pool.workers < threads - 1 && !pool.short_of_threads)
-            start_workers(threads - 1);
-        result = pool.workers ? launch_on_pool(task, closure, tasks) : run_serially(task, closure, tasks);
+        result = share_out(self, task, closure, tasks, threads);
         pthread_mutex_unlock(&pool.busy);
     }
     self->in_task = 0;
@@ -322,6 +370,7 @@ static void forget_workers(void)
     pthread_cond_init(&pool.finished, NULL);
     pool.workers = 0;
     pool.short_of_threads = false;
+    pool.alone_until = 0;
     atomic_store(&pool.unclaimed, 0);
     atomic_store(&pool.sleepers, 0);
     atomic_store(&pool.caller_sleeps, 0);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from .problem import Problem
 
@@ -12,6 +13,7 @@ from .problem import Problem
 STACK = "stack"
 
 _UNBOUNDED = (0, 2**62)
+_EVERY = (0.0, math.inf)
 
 
 @dataclass(frozen=True)
@@ -22,16 +24,25 @@ class Box:
     n: tuple[float, float] = _UNBOUNDED
     k: tuple[float, float] = _UNBOUNDED
     batch: tuple[float, float] = _UNBOUNDED
-    mn: tuple[float, float] = (0.0, math.inf)
-    kn: tuple[float, float] = (0.0, math.inf)
-    work: tuple[float, float] = (0.0, math.inf)
+    mn: tuple[float, float] = _EVERY
+    kn: tuple[float, float] = _EVERY
+    work: tuple[float, float] = _EVERY
 
     PRODUCTS = ("mn", "kn", "work")
     SIDES = ("m", "n", "k", "batch", *PRODUCTS)
 
+    @cached_property
+    def limits(self) -> dict[str, tuple[float, float]]:
+        """The sides that are bounded: most boxes bound few, and a miss in the table compares hundreds of boxes."""
+        sides = ((side, getattr(self, side)) for side in self.SIDES)
+        return {side: bounds for side, bounds in sides if bounds != (_EVERY if side in self.PRODUCTS else _UNBOUNDED)}
+
     def holds(self, problem: Problem) -> bool:
         """Whether the problem's numbers are within the bounds."""
-        return all(low <= getattr(problem, side) <= high for side in self.SIDES for low, high in (getattr(self, side),))
+        for side, (low, high) in self.limits.items():
+            if not low <= getattr(problem, side) <= high:
+                return False
+        return True
 
     def clipped(self, side: str, low: float, high: float) -> Box:
         """This box with one side narrowed to within [low, high]."""
@@ -50,15 +61,16 @@ class Box:
 
     def meets(self, other: Box) -> bool:
         """Whether the bounds of both can be kept at once."""
-        return all(
-            max(ours[0], theirs[0]) <= min(ours[1], theirs[1])
-            for ours, theirs in ((getattr(self, side), getattr(other, side)) for side in self.SIDES)
-        )
+        for side, (low, high) in other.limits.items():
+            ours = getattr(self, side)
+            if max(ours[0], low) > min(ours[1], high):
+                return False
+        return True
 
     def without(self, other: Box, problem: Problem) -> Box:
         """The part of this box on the problem's side of a bound of ``other`` that the problem breaks."""
-        for side in self.SIDES:
-            value, (low, high) = getattr(problem, side), getattr(other, side)
+        for side, (low, high) in other.limits.items():
+            value = getattr(problem, side)
             exact = side not in self.PRODUCTS
             if value < low:
                 return self.clipped(side, -math.inf, low - 1 if exact else math.nextafter(low, -math.inf))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 
 from . import sharing
 from .blocking import kc_of, steps_of
@@ -62,8 +63,15 @@ def forced(options: Options) -> bool:
     return options.variant != "auto" or bool(options.microkernel or options.packing or options.parallel_loop)
 
 
-def rules_for(problem: Problem, isa: Isa, host: Host, options: Options) -> list[Rule]:
+def rules_for(problem: Problem, isa: Isa, host: Host, options: Options) -> tuple[Rule, ...]:
     """The rules for problems of these layouts, first match first; the last one holds everything."""
+    return rules_of_kind(replace(problem, m=1, n=1, k=1, batch=1, transposed=False), isa, host, options)
+
+
+# A few hundred rules take a millisecond. A stream of new shapes asks for those of the same few kinds again and again.
+@lru_cache(maxsize=64)
+def rules_of_kind(problem: Problem, isa: Isa, host: Host, options: Options) -> tuple[Rule, ...]:
+    """The rules for problems of the dtype and layouts of ``problem``, whose sizes count for nothing."""
     rules: list[Rule] = []
     if not forced(options) and problem.op == "matmul" and problem.dtype in BLAS:
         if problem.gemv:
@@ -73,7 +81,7 @@ def rules_for(problem: Problem, isa: Isa, host: Host, options: Options) -> list[
     choices = _choices if problem.dtype in BLAS else _choices_without_peer
     for choice in choices(problem, isa, host, options):
         rules += shared_out(choice, isa, problem, host, options)
-    return rules
+    return tuple(rules)
 
 
 def _vectors(problem: Problem, host: Host) -> list[Rule]:

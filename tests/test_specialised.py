@@ -274,7 +274,7 @@ def spec_of(isa=RUNNABLE[-1], shape=(4, 4, 4), dtype="float32"):
 def test_planner_puts_the_exact_shape_first():
     spec = spec_of(host().isa(None, "float32").name)
     options = Options(num_threads=2)
-    for batch, shared in ((1, False), (16383, False), (16384, True)):
+    for batch, shared in ((1, False), (4095, False), (4096, True)):
         decided = plan(Problem("float32", 4, 4, 4, batch), host(), options, (), {spec})
         assert decided.spec == spec and decided.shares_stack == shared and decided.tasks == (2 if shared else 1)
         assert (decided.box.m, decided.box.n, decided.box.k) == ((4, 4),) * 3

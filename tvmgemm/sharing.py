@@ -15,13 +15,13 @@ from .host import Host
 from .problem import Problem
 from .settings import Options
 
-#: m.n.k from which a product is worth sharing out to two tasks, half of it for each further one: with less to do, waking
-#: a worker costs more than it saves.
-PARALLEL_WORK = 1 << 20
+#: m.n.k from which a product is worth sharing out to two tasks whose threads are awake, half of it for each further one.
+#: (The pool does not wake them for so little: native/pool.c.)
+PARALLEL_WORK = 1 << 18
 
-#: m.n.k of one product -> length of the stack from which sharing it out pays. A product of less than the first bound takes
-#: as long as one of the bound; from the last on, what matters is that the shares come out even.
-STACK_LENGTHS = ((0.0, 2048), (16.0**3, 256), (4 * 16.0**3, 64), (16 * 16.0**3, 16), (64 * 16.0**3, 8))
+#: m.n.k of one product -> length of the stack from which sharing it out pays, as above. A product of less than the first
+#: bound takes as long as one of the bound; from the last on, what matters is that the shares come out even.
+STACK_LENGTHS = ((0.0, 512), (16.0**3, 64), (4 * 16.0**3, 16), (16 * 16.0**3, 8))
 
 #: Micro-tiles of rows per task from which A3B2C0 shares out rows: each task then packs blocks of its own.
 TALL = 16

@@ -67,7 +67,7 @@ DECISIONS = [
     ("server",    {"num_threads": 8},   8,     8,    999,  {},                     (V4, GOTO, "none", "", 1)),
     ("server",    {"num_threads": 8},   8,     8,    99999, {},                    (V4, GOTO, "none", "pc", 8)),
     ("server",    {"num_threads": 8},   1000,  1000, 30,   {},                     (V4, GOTO, "ab", "ic", 8)),
-    ("server",    {"num_threads": 8},   60,    100,  100,  {},                     (V4, GOTO, "none", "ic", 2)),
+    ("server",    {"num_threads": 8},   60,    100,  100,  {},                     (V4, GOTO, "none", "jc", 2)),
     ("server",    {},                   200,   300,  5000, {},                     (V4, GOTO, "none", "ic", 14)),
     ("server",    {},                   64,    64,   64,   {"b_layout": COL},      (V4, GOTO, "b", "", 1)),
     ("server",    {},                   64,    64,   64,   {"b_layout": GAPS},     (V4, GOTO, "b", "", 1)),

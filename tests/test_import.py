@@ -72,13 +72,17 @@ def test_import_starts_no_thread_and_no_process():
 
 
 def test_import_makes_no_folder(tmp_path):
-    """Nor does a call that is not ours."""
+    """Nor do calls that are left to NumPy."""
     folder = tmp_path / "kernels"
     program = f"""
 import os
 os.environ["TVMGEMM_CACHE_DIR"] = {str(folder)!r}
 import json, numpy, tvmgemm
 tvmgemm.matmul(numpy.ones((3, 3), numpy.longdouble), numpy.ones((3, 3), numpy.longdouble))
+tvmgemm.matmul(numpy.ones((90, 90), "f"), numpy.ones(90, "f"))
+with tvmgemm.options(variant="numpy"):
+    tvmgemm.matmul(numpy.ones((3, 3), "f"), numpy.ones((3, 3), "f"))
+assert tvmgemm.stats().declined["float32"] == 2
 print(json.dumps(os.path.exists(os.environ["TVMGEMM_CACHE_DIR"])))
 """
     assert fresh(program) is False

@@ -15,7 +15,7 @@ import pytest
 from equivalence import FLOATS, RUNNABLE, Layout, assert_close, assert_same_bits, fill, forget_plans, lay_out, planned
 
 import tvmgemm
-from tvmgemm import dispatch, planner, sharing, trial
+from tvmgemm import dispatch, planner, settings, sharing, trial
 from tvmgemm.family.members import shape_member
 from tvmgemm.family.validity import check
 from tvmgemm.host import host
@@ -72,6 +72,16 @@ def asked(tmp_path):
     forget_plans()
 
 
+def test_a_product_that_is_left_to_numpy_gets_the_stored_kernel_once_it_is_hot(folder):
+    """Dot products are BLAS's. Their first one does not open the store; one that comes a million times is worth a look."""
+    a, b = stacks(100, (1, 1, 1))
+    with planned(cache_dir=folder):
+        assert not dispatch._announced and not tvmgemm.explain(a, b).served
+        dispatch.lib.tg_set_served(DTYPES["float32"].native_id, 1, 1, 1, planner.HOT_PRODUCTS - 50)
+        tvmgemm.matmul(a, b)
+        assert tvmgemm.explain(a, b).shape == (1, 1, 1) and dispatch._announced
+
+
 def stacks(n: int, shape, dtype="float32"):
     m, columns, k = shape
     rng = np.random.default_rng(n)
@@ -99,6 +109,7 @@ def test_same_bits_as_the_kernels_for_all_shapes(folder, dtype, isa, shape):
         outside = c.outside()
         keywords = {"max_isa": isa, "cache_dir": folder, "num_threads": threads}
         with planned(**keywords), mock.patch.object(sharing, "PARALLEL_WORK", 1):
+            dispatch._announce(settings.current())
             told = tvmgemm.explain(a.view, b.view)
             assert told.shape == shape and told.isa == isa and told.kernel.startswith(f"matmul-{dtype}-shape-"), name
             before = tvmgemm.stats().kernels.get(told.kernel, 0)
@@ -123,6 +134,7 @@ def test_no_flags_but_those_of_the_elements(folder, dtype, isa):
         b[1] = 1
         a[2] = -0.0
         with planned(max_isa=isa, cache_dir=folder), np.errstate(all="raise"):
+            dispatch._announce(settings.current())
             assert tvmgemm.explain(a, b).shape == shape
             c = tvmgemm.matmul(a, b)
         assert np.isposinf(c[1]).all() and not np.signbit(c[2]).any() and not c[2].any()

@@ -116,10 +116,8 @@ def _shapes(cache_dir: str | None) -> set[KernelSpec]:
 
 
 def _announce(options: settings.Options) -> None:
-    """Have the next product of each shape with a kernel ask for it; no plan of the native table may hold the shape yet."""
+    """Have the next product of each shape with a kernel ask for it."""
     global _announced
-    if _announced:
-        return
     _announced = True
     for spec in _shapes(options.cache_dir):
         m, n, k = spec.shape
@@ -136,6 +134,8 @@ def on_hot(native_problem) -> bool:
         options = settings.current()
         spec = shape_spec(problem, host(), options)
         if spec in _shapes(options.cache_dir):
+            if not _announced:
+                _announce(options)
             return decide(problem)[0].spec == spec
         busy = spec is None or spec in _failures or spec in _under_way
         if not busy and options.jit != "off" and _shapes_built < MOST_SHAPES_BUILT:
@@ -166,9 +166,12 @@ def decide(problem: Problem) -> tuple[Plan, Kernel | None]:
     """Plan for ``problem``, get the kernel, publish both. A kernel that cannot be had leaves the problem to NumPy."""
     with _lock:
         options = settings.current()
-        _announce(options)
-        shapes = _shapes(options.cache_dir)
+        shapes = _shapes(options.cache_dir) if _announced else set()
         wanted = plan(problem, host(), options, tuned(options), shapes)
+        if wanted.served and not _announced:  # the store is opened, and its folder made, for those only who want a kernel
+            _announce(options)
+            shapes = _shapes(options.cache_dir)
+            wanted = plan(problem, host(), options, tuned(options), shapes)
         if wanted.served and wanted.spec.shape and wanted.spec not in kernels and not _load_from_store(wanted.spec):
             shapes.discard(wanted.spec)  # nobody waits for such a kernel
             wanted = plan(problem, host(), options, tuned(options), shapes)

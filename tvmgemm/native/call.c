@@ -12,6 +12,7 @@
 #define NO_IMPORT_ARRAY
 #define NO_IMPORT_UFUNC
 #include "numpy_api.h"
+#include "fpstate.h"
 #include "native.h"
 
 /* m.n.k from which other Python threads may run meanwhile. */
@@ -112,22 +113,38 @@ static inline int in_numpys_numbers(int flags)
         | (flags & FE_UNDERFLOW ? NPY_FPE_UNDERFLOW : 0) | (flags & FE_INVALID ? NPY_FPE_INVALID : 0);
 }
 
-/* Runs the loop. `exact`: integers and booleans raise no exceptions. (fetestexcept and not fpstate.h: NumPy's loop
- * for float16 raises them in the x87 unit.) */
-static int multiply(PyUFuncObject *ufunc, int loop, const matrix *a, const matrix *b, const matrix *c, bool exact)
+/* The exceptions that have been raised, of those that are checked. Only NumPy's loop for float16 raises them in the
+ * x87 unit, too, and to ask that takes as long as all other checks of a call. */
+static inline int raised(bool half)
 {
+    return (half ? fetestexcept(CHECKED) : tg_fp_flags()) & CHECKED;
+}
+
+static inline void forget(bool half)
+{
+    if (half)
+        feclearexcept(CHECKED);
+    else
+        tg_fp_clear(CHECKED);
+}
+
+/* Runs the loop of a dtype. */
+static int multiply(PyUFuncObject *ufunc, int type, const matrix *a, const matrix *b, const matrix *c)
+{
+    const bool exact = PyTypeNum_ISINTEGER(type) || PyTypeNum_ISBOOL(type), half = type == NPY_HALF;
+    const int loop = loop_index[type];
     char *args[] = { a->data, b->data, c->data };
     const npy_intp dims[] = { 1, a->rows, a->columns, b->columns };
     const npy_intp steps[] = { 0, 0, 0, a->row_stride, a->column_stride, b->row_stride, b->column_stride,
                                c->row_stride, c->column_stride };
     const double work = (double)a->rows * (double)a->columns * (double)b->columns;
     PyThreadState *others = work >= LONG_WORK ? PyEval_SaveThread() : NULL;
-    if (!exact && fetestexcept(CHECKED))
-        feclearexcept(CHECKED);
+    if (!exact && TG_UNLIKELY(raised(half)))
+        forget(half);
     ufunc->functions[loop](args, dims, steps, ufunc->data ? ufunc->data[loop] : NULL);
-    const int errors = exact ? 0 : fetestexcept(CHECKED);
+    const int errors = exact ? 0 : raised(half);
     if (TG_UNLIKELY(errors))
-        feclearexcept(CHECKED);
+        forget(half);
     if (others)
         PyEval_RestoreThread(others);
     return TG_LIKELY(!errors) ? 0 : PyUFunc_GiveFloatingpointErrors("matmul", in_numpys_numbers(errors));
@@ -174,8 +191,7 @@ static PyObject *call(PyObject *self, PyObject *const *args, size_t nargsf, PyOb
             return NULL;
         c = (matrix){ PyArray_BYTES((PyArrayObject *)result), a.rows, b.columns, b.columns * itemsize, itemsize };
     }
-    const bool exact = PyTypeNum_ISINTEGER(type) || PyTypeNum_ISBOOL(type);
-    if (TG_UNLIKELY(multiply((PyUFuncObject *)self, loop_index[type], &a, &b, &c, exact) < 0)) {
+    if (TG_UNLIKELY(multiply((PyUFuncObject *)self, type, &a, &b, &c) < 0)) {
         Py_XDECREF(result);
         return NULL;
     }

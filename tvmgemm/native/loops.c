@@ -146,6 +146,13 @@ static __attribute__((noinline, cold)) tg_entry *ask(tg_thread *self, const tg_p
     return again > 0 ? tg_find(self, p) : NULL;
 }
 
+/* The plan of a problem that has none, or of a small shape for which a better one than `entry` may be had. */
+static __attribute__((noinline)) tg_entry *asked(tg_thread *self, const tg_problem *p, tg_entry *entry)
+{
+    tg_entry *found = ask(self, p, entry ? tg_hot : tg_miss);
+    return found ? found : entry;
+}
+
 static __attribute__((noinline, cold)) void record(tg_thread *self, const tg_problem *p)
 {
     if (self->probed++ == 0)
@@ -244,13 +251,9 @@ ALWAYS_INLINE int serve(char **args, const intptr_t *dims, const intptr_t *steps
     if (TG_UNLIKELY(p.batch <= 0 || p.m <= 0 || p.n <= 0))
         return TG_SERVED;                /* no result to compute; k == 0 has one: zeros */
     tg_entry *entry = tg_find(self, &p);
-    if (TG_UNLIKELY(!entry)) {
-        entry = ask(self, &p, tg_miss);
-    } else if (entry->plan.hot_at && tg_small(&p) && TG_UNLIKELY(tg_turns_hot(&entry->plan, &p))) {
-        tg_entry *better = ask(self, &p, tg_hot);
-        entry = better ? better : entry;
-    }
-    if (TG_UNLIKELY(!entry || !entry->plan.kernel))
+    if (TG_UNLIKELY(!entry) || (entry->plan.hot_at && tg_small(&p) && TG_UNLIKELY(tg_turns_hot(&entry->plan, &p))))
+        entry = asked(self, &p, entry);
+    if (!entry || !entry->plan.kernel)
         return TG_DECLINED;
     return run(self, entry, &p, &a, &b, &c, e, scale);
 }
@@ -260,7 +263,7 @@ ALWAYS_INLINE int serve(char **args, const intptr_t *dims, const intptr_t *steps
     void tg_loop_##name(char **args, const intptr_t *dims, const intptr_t *steps, void *data) \
     { \
         (void)data;                   /* a loop put into np.matmul gets NumPy's */ \
-        if (TG_UNLIKELY(serve(args, dims, steps, id, ELEMENTS[id], TG_MATMUL, NULL) != TG_SERVED)) { \
+        if (serve(args, dims, steps, id, ELEMENTS[id], TG_MATMUL, NULL) != TG_SERVED) { \
             const tg_numpy_loop *numpys = &tg_numpy_loops[TG_LOOP_##name]; \
             tg_count_declined(id); \
             numpys->run(args, dims, steps, numpys->data); \

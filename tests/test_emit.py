@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tvmgemm.cli import emit
+from tvmgemm.family.arithmetic import WAYS
 from tvmgemm.family.inspection import hottest, inner_loops
 from tvmgemm.family.isa import EMITTED_ISAS, ISAS, isa_of
 from tvmgemm.family.members import default_members, member
@@ -367,8 +368,8 @@ def test_another_tvm_is_refused(refused, monkeypatch):
 # -- docs/family.md
 
 
-#: What the tables are of, by instruction set: float32, or int8 where that is what the level adds.
-COUNTED = [(isa, "float32" if (isa, "float32") in TILES else "int8") for isa in ISAS] + [(isa, "float32") for isa in EMITTED_ISAS]
+#: What the tables are of, by instruction set: float32, or the first dtype that the level adds something for.
+COUNTED = [(isa, next(iter(WAYS[isa]))) for isa in (*ISAS, *EMITTED_ISAS)]
 
 
 def counted_in_docs() -> dict[tuple[str, str], str]:

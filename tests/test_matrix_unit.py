@@ -11,11 +11,11 @@ from pathlib import Path
 import amx
 import numpy as np
 import pytest
-from direct_kernels import Kernels
+from direct_kernels import Kernels, stored
 from equivalence import forget_plans, planned, served_by_us
 from hypothesis import given, settings
 from plain_kernels import compiler
-from test_elements import assert_right, calls, numbers, run
+from test_elements import assert_right, calls, check_flushed, check_not_finite, numbers, run
 
 import tvmgemm
 from tvmgemm import dispatch
@@ -41,6 +41,7 @@ def packed(dtype: str, **rest) -> KernelSpec:
 OFTEN = [packed(dtype, parallel="ic") for dtype in MATRIX] + [packed("int8"), packed("uint8-int32", parallel="pc")]
 REST = [member("A3B2C0", dtype, amx.LEVEL, parallel="ic") for dtype in MATRIX]
 REST += [packed("uint8-int32", tile=tile, parallel="jc") for tile in ((16, 16), (16, 32), (32, 16), (48, 16), (16, 48))]
+REST += [packed("bfloat16-float32", parallel="pc"), packed("bfloat16", op="gemm")]
 REST += [packed("int8-int32", op="gemm"), packed("int8", without=("vector-packing", "prefetch"))]
 EVERY = [pytest.param(spec, id=spec.name) for spec in OFTEN]
 EVERY += [pytest.param(spec, id=spec.name, marks=pytest.mark.slow) for spec in REST]
@@ -89,6 +90,13 @@ def test_the_largest_products(kernels, dtype):
             assert_right(spec, a, b, c)
 
 
+@pytest.mark.parametrize("dtype", [dtype for dtype in MATRIX if dtype not in BYTES])
+def test_bfloat16(kernels, dtype):
+    """What is not finite, and what the unit takes for zero."""
+    check_not_finite(kernels, packed(dtype))
+    check_flushed(kernels, packed(dtype))
+
+
 # -- the whole way
 
 
@@ -108,19 +116,21 @@ def here(unit, monkeypatch):
 def test_dispatch_uses_the_unit(unit, here, dtype, threads):
     """Through ufunc, planner, build and pool; capped, the next level gives the same."""
     row, rng = DTYPES[dtype], np.random.default_rng(3)
-    a, b = numbers(row.a, (2, 130, 200), rng), numbers(row.b, (2, 200, 90), rng)
+    kinds = [kind if kind != "bfloat16" else pytest.importorskip("ml_dtypes").bfloat16 for kind in (row.a, row.b, row.c)]
+    a, b = (numbers(kind, size, rng).view(of) for kind, size, of in zip((row.a, row.b), ((2, 130, 200), (2, 200, 90)), kinds))
     found = []
     for cap in (None, "x86-64-v4-vnni"):
         with planned(parallel_work=1000, num_threads=threads, max_isa=cap):
-            told = tvmgemm.explain(a, b, dtype=row.c)
-            assert told.served and told.isa == (cap or amx.LEVEL), told
+            told = tvmgemm.explain(a, b, dtype=kinds[-1])
+            assert told.served and (told.isa == amx.LEVEL) == (cap is None), told
             before = unit.instructions()
             with served_by_us(dtype):
-                found.append(tvmgemm.matmul(a, b, dtype=row.c))
+                found.append(tvmgemm.matmul(a, b, dtype=kinds[-1]).view(stored(row.c)))
             assert before is None or (unit.instructions() > before) == (cap is None)
-    np.testing.assert_array_equal(*found)
+    if dtype in BYTES:
+        np.testing.assert_array_equal(*found)
     for x, y, z in zip(a, b, found[0]):
-        assert_right(packed(dtype), x, y, z)
+        assert_right(packed(dtype), x.view(stored(row.a)), y.view(stored(row.b)), z)
 
 
 def test_without_permission_or_unit_it_is_the_next_level():

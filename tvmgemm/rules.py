@@ -52,6 +52,9 @@ GROUPED_WORK = 32.0**3
 #: m up to which packing B costs more than all multiplications with it, in dtypes that NumPy has no BLAS for.
 FEW = 8
 
+#: The same where packed kernels multiply groups.
+FEW_GROUPED = 4
+
 DEFAULT_VARIANT = "B3A2C0"
 
 #: The dtypes that NumPy hands to its BLAS; for all others it has a scalar loop.
@@ -212,12 +215,11 @@ def _choices_without_peer(problem: Problem, isa: Isa, host: Host, options: Optio
         how = arithmetic_of(isa.name, problem.dtype, "ab")
         kc = steps_of(isa.name, problem.dtype, how, host)
         if how.group > 1:  # packed kernels multiply several times as fast
-            boxes = {f"m.n.k <= {GROUPED_WORK}": Box(n=(0, widest), k=(0, kc), work=(0, GROUPED_WORK))}
+            few, boxes = FEW_GROUPED, {f"m.n.k <= {GROUPED_WORK}": Box(n=(0, widest), k=(0, kc), work=(0, GROUPED_WORK))}
         else:
-            boxes = {
-                f"at most {SHALLOW} x {widest}": Box(m=(0, SHALLOW), n=(0, widest), k=(0, kc)),
-                f"m <= {FEW}, each element of B is used so often": Box(m=(0, FEW), k=(0, kc if rounds_once(problem.dtype) else math.inf)),
-            }
+            few, boxes = FEW, {f"at most {SHALLOW} x {widest}": Box(m=(0, SHALLOW), n=(0, widest), k=(0, kc))}
+        used = f"m <= {few}, each element of B is used so often"
+        boxes[used] = Box(m=(0, few), k=(0, kc if rounds_once(problem.dtype) else math.inf))
         return [*(Rule(box, name, "none", None, f"{why}: read in place") for why, box in boxes.items()), packed]
     in_place = [
         Rule(Box(m=(0, TINY), n=(0, lanes), k=(0, SHALLOW)), name, "none", 3, f"at most {TINY} x {lanes}, read in place"),

@@ -76,6 +76,7 @@ def bits(name: str) -> int:
 MATRIX_ROWS, MATRIX_REGISTERS = 16, 8
 
 _VNNI = ("x86-64-v3-vnni", "x86-64-v4-vnni")
+_BF16 = ("x86-64-v4-bf16",)
 _AMX = ("x86-64-v4-amx",)
 
 # fmt: off
@@ -91,7 +92,9 @@ ARITHMETICS: dict[str, Arithmetic] = {row.name: row for row in (
     Arithmetic("mul64",  "int64",   "int64",   1,    ()),
     Arithmetic("madd16", "int32",   "int16",   2,    _VNNI),              # pmaddwd and paddd, or vpdpwssd
     Arithmetic("dot8",   "int32",   "uint8",   4,    _VNNI),              # vpdpbusd
+    Arithmetic("dot16",  "float32", "uint16",  2,    _BF16),              # vdpbf16ps, of bfloat16 numbers
     Arithmetic("tile8",  "int32",   "uint8",   4,    _AMX, matrix=True),   # tdpbssd and its kin
+    Arithmetic("tile16", "float32", "uint16",  2,    _AMX, matrix=True),   # tdpbf16ps
     Arithmetic("and8",   "uint8",   "uint8",   1,    ("x86-64-v4",)),     # or of ands: vpternlogd
     Arithmetic("and16",  "int16",   "int16",   1,    ("x86-64-v4",)),
     Arithmetic("and32",  "int32",   "uint8",   4,    ("x86-64-v4",)),
@@ -117,6 +120,7 @@ _DOT = {
 }
 _TILE = dict.fromkeys(("int8", "uint8"), ("tile8", "mul16"))
 _TILE |= dict.fromkeys(("int8-int32", "uint8-int8-int32", "uint8-int32", "uint8-uint32"), ("tile8", "mul32"))
+_TILE |= dict.fromkeys(("bfloat16-float32", "bfloat16"), ("tile16", "fma32"))
 _NEON = {
     "float32": ("fma32",), "float64": ("fma64",), "complex64": ("cfma32",), "complex128": ("cfma64",),
     "int8":    ("mul8",), "uint8":  ("mul8",), "int16": ("mul16",), "uint16": ("mul16",),
@@ -133,6 +137,7 @@ WAYS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86-64-v3-vnni": _DOT,
     "x86-64-v4":      _X86 | _F16C,
     "x86-64-v4-vnni": _DOT,
+    "x86-64-v4-bf16": dict.fromkeys(("bfloat16-float32", "bfloat16"), ("dot16", "fma32")),
     "x86-64-v4-amx":  _TILE,
     "armv8-neon":     _NEON,
     "riscv64-v":      {"float32": ("fma32",), "float64": ("fma64",)},

@@ -74,6 +74,18 @@ define linkonce_odr hidden i16 @tvmgemm_narrowed(float %x) alwaysinline nounwind
 """
 
 
+#: A product of pairs of bfloat16 numbers. (TVM would rewrite a vector of its own type bfloat16.)
+DOT16 = """
+declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
+define linkonce_odr hidden <16 x float> @tvmgemm_dot16(<16 x float> %c, <16 x i32> %a, <16 x i32> %b) alwaysinline nounwind {
+  %x = bitcast <16 x i32> %a to <32 x bfloat>
+  %y = bitcast <16 x i32> %b to <32 x bfloat>
+  %result = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float> %c, <32 x bfloat> %x, <32 x bfloat> %y)
+  ret <16 x float> %result
+}
+"""
+
+
 class Elements:
     """The elements of one kernel's operands.
 
@@ -95,7 +107,7 @@ class Elements:
         self._quiet_scalars = isa.arch == "x86_64"
         #: What multiplies two tiles on a matrix unit: bytes by their signs.
         signs = "".join("s" if kind.startswith("int") else "u" for kind in (row.a, row.b))
-        self.matrix_instruction = f"tdpb{signs}d"
+        self.matrix_instruction = "tdpbf16ps" if how.floating else f"tdpb{signs}d"
         #: What alpha and beta of a gemm are given in.
         self.scale = how.sum if how.floating else self.stored["C"]
         # Bytes of one sign: A moves by 128 into the other half of the instruction's two kinds of bytes.
@@ -106,6 +118,8 @@ class Elements:
     @property
     def definitions(self) -> str:
         """Functions in LLVM's language that these conversions call."""
+        if self.arithmetic.name == "dot16":
+            return DOT16
         return HALVES if self._quiet_scalars and "float16" in self.kinds.values() else ""
 
     def _set_lanes(self, lanes: int) -> None:
@@ -141,8 +155,7 @@ class Elements:
             all_bits, no_bits = (splat(tirx.const(x, element), lanes) for x in (255, 0))
             return tirx.Select(value != none, all_bits, no_bits)
         if kind == "bfloat16":
-            upper = cast(value, "uint32", lanes) << splat(tirx.const(16, "uint32"), lanes)
-            return reinterpret(upper, "float32", lanes)
+            return value if element == "uint16" else self._widened(value, lanes)
         if kind == "float16":
             if lanes == 1 and self._quiet_scalars:
                 return T.call_extern("float32", "tvmgemm_widened", value)
@@ -151,6 +164,11 @@ class Elements:
         if self.shifted and operand == "A":
             value = value ^ splat(tirx.const(128, element), lanes)
         return value
+
+    @staticmethod
+    def _widened(value, lanes: int):
+        """bfloat16 numbers as float32 ones, of which they are the upper halves."""
+        return reinterpret(cast(value, "uint32", lanes) << splat(tirx.const(16, "uint32"), lanes), "float32", lanes)
 
     def repeated(self, operand: str, value):
         """A stored element as what is multiplied by a vector: one, or already in every lane."""
@@ -181,6 +199,8 @@ class Elements:
     def multiply_add(self, a, b, c):
         """c + a.b for vectors of panel elements and sums."""
         name, width = self.arithmetic.name, 8 * self.lanes * self.arithmetic.size
+        if name == "dot16":
+            return T.call_extern(self.sums.type, "tvmgemm_dot16", c, a, b)
         if self.arithmetic.floating:
             return self.sums.multiply_add(a, b, c)
         if name.startswith("mul"):
@@ -260,7 +280,7 @@ class Elements:
         """A stored element of C as alpha and beta are: in the type of the sums, but integers as they are."""
         if not self.arithmetic.floating or self.kinds["C"] == self.sums.dtype:
             return old
-        return self.element("C", old, lanes)
+        return self._widened(old, lanes) if self.kinds["C"] == "bfloat16" else self.element("C", old, lanes)
 
     def scaled(self, alpha, x, kept, lanes: int):
         """alpha.x + ``kept`` (nothing for None) as it is stored; ``kept`` is ``wide``. Floating-point: rounded once."""

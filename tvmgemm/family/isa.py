@@ -37,6 +37,7 @@ _V3 = _V2 | {"avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"}
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _VNNI3 = (("mcpu", "x86-64-v3"), ("mattr", ("+avxvnni",)))
 _VNNI4 = (("mcpu", "x86-64-v4"), ("mattr", ("+avx512vnni",)))
+_BF16 = (("mcpu", "x86-64-v4"), ("mattr", ("+avx512bf16",)))
 _AMX = _V4 | {"avx512_vnni", "amx_tile", "amx_int8", "amx_bf16"}
 _AMX4 = (("mcpu", "x86-64-v4"), ("mattr", ("+avx512vnni", "+amx-tile", "+amx-int8", "+amx-bf16")))
 
@@ -50,6 +51,7 @@ ISAS: dict[str, Isa] = {isa.name: isa for isa in (
     Isa("x86-64-v3-vnni",  "x86_64",  _V3 | {"avx_vnni"},        32,  16, True,  False, _VNNI3),
     Isa("x86-64-v4",       "x86_64",  _V4,                       64,  32, True,  True,  (("mcpu", "x86-64-v4"),)),
     Isa("x86-64-v4-vnni",  "x86_64",  _V4 | {"avx512_vnni"},     64,  32, True,  True,  _VNNI4),
+    Isa("x86-64-v4-bf16",  "x86_64",  _V4 | {"avx512_bf16"},     64,  32, True,  True,  _BF16),
     Isa("x86-64-v4-amx",   "x86_64",  _AMX,                      64,  32, True,  True,  _AMX4),
     Isa("armv8-neon",      "aarch64", frozenset({"asimd"}),      16,  32, True,  False, (("mattr", ("+neon",)),)),
 )}

@@ -11,6 +11,7 @@ the last chunk is 0 in both operands.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -76,7 +77,8 @@ def release() -> None:
 
 def multiply(g: Generator, tile: Tile, at: dict[str, Any], steps, place: Callable[[int, int], Any], row_bytes) -> None:
     """A panel . B panel, stored as sums to rows ``row_bytes`` apart: element (i, j) of the tile to the address ``place(i, j)``.
-    Registers of which no row is in C are left out; the others are stored as they are."""
+    Registers of which no row is in C are left out (but in sums that wait for other blocks of k they are zeros: all of those are
+    added up); the others are stored as they are."""
     wide = tile.nr // MATRIX_ROWS
 
     def by_height(high: int) -> None:
@@ -110,6 +112,11 @@ def _multiply(g: Generator, at: dict[str, Any], steps, place: Callable[[int, int
                 _issue(g.elements.matrix_instruction, c[i, j], a[i], b[j])
     for (i, j), register in c.items():
         _issue("tilestored64", register, place(i * MATRIX_ROWS, j * MATRIX_ROWS), row_bytes)
+    left_out = range(high, g.tile["m"] // MATRIX_ROWS) if g.elements.rounds_once else ()
+    if left_out:
+        _issue("tilezero", 0)
+    for i, j in itertools.product(left_out, range(wide)):
+        _issue("tilestored64", 0, place(i * MATRIX_ROWS, j * MATRIX_ROWS), row_bytes)
 
 
 # ---- packing -----------------------------------------------------------------------------------------------------------

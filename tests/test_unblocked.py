@@ -162,9 +162,10 @@ def test_other_members_have_their_loops():
 @pytest.mark.parametrize("isa", ["x86-64-v4", "x86-64-v3", "armv8-neon"])
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_each_tile_has_a_lean_loop(isa, dtype):
-    """Every height and width has a loop of its own, which does the multiply-adds of that tile. None uses the stack, but for
-    the smallest, which LLVM unrolls until it has more addresses than registers."""
+    """Every height and width has a loop of its own, which does the multiply-adds of that tile and uses no stack. Tiles of two
+    vectors and more prefetch the next product of a stack."""
     codegen = pytest.importorskip("tvmgemm.family.codegen", reason="needs the compiler")
+    from tvmgemm.family import unblocked
     from tvmgemm.family.inspection import inner_loops
 
     spec = unblocked_member(dtype, isa)
@@ -177,9 +178,38 @@ def test_each_tile_has_a_lean_loop(isa, dtype):
             height, width = loop.broadcasts // steps, loop.loads // steps
             if (height * width * steps, height * steps, width * steps) == (loop.fmas, loop.broadcasts, loop.loads):
                 found.add((height, width))
-                assert not loop.stack or height * width <= 4, loop.text
+                assert not loop.stack, loop.text
+                assert loop.prefetches == (unblocked.LINES if width >= unblocked.WIDE else 0) * steps, loop.text
     for width, most in heights(spec.mr, spec.nr // lanes).items():
         assert {(height, width) for height in range(1, most + 1)} <= found, f"{width} vectors wide"
+
+
+@every_dtype
+@every_isa
+@pytest.mark.parametrize("layout", ["dense", "gaps", "backwards", "one B", "one row"])
+def test_stacks_whose_next_product_is_prefetched(dtype, isa, layout):
+    """Of the sizes for which that is done, whatever lies where a dense matrix would go on: each product has the bits that it
+    has alone."""
+    unblocked = pytest.importorskip("tvmgemm.family.unblocked", reason="needs the compiler")
+    m, n, k = 43, 70, 61
+    size = DTYPES[dtype].c_size * (m * k + k * n + m * n)
+    assert unblocked.PREFETCHED[0] < size < unblocked.PREFETCHED[1] and size < unblocked.DENSE * m * n * k
+    rng = np.random.default_rng(0)
+    how = {
+        "gaps": Layout((0, 1, 2), (2, 1, 1), (2, 3, 0), start=1), "backwards": Layout((0, 1, 2), (-1, -1, 1), (0, 0, 0)),
+        "one B": Layout((0, 1, 2), (0, 1, 1), (0, 0, 0)), "one row": Layout((0, 1, 2), (1, 0, 1), (0, 0, 0)),
+    }.get(layout, Layout((0, 1, 2), (1, 1, 1), (0, 0, 0)))  # fmt: skip
+    a, b = lay_out((4, m, k), dtype, Layout((0, 1, 2), (1, 1, 1), (0, 1, 0))), lay_out((4, k, n), dtype, how)
+    c = lay_out((4, m, n), dtype, Layout((0, 1, 2), (1, 1, 1), (0, 1, 0)))
+    for x in (a, b):
+        fill(x.view, rng)
+    c.buffer[...] = rng.integers(0, 256, c.buffer.shape, "u1")
+    with planned(BLOCKS, max_isa=isa, num_threads=1):
+        assert "-unblocked-" in tvmgemm.explain(a.view, b.view).kernel
+        multiply(a, b, c, dtype)
+        for product, *operands in zip(c.view, a.view, b.view):
+            assert_same_bits(product, tvmgemm.matmul(*operands))
+    assert_close(c.view, a.view, b.view)
 
 
 def test_spec_round_trip():

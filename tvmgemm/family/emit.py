@@ -35,7 +35,27 @@ def let(name: str, value):
 #: An identity that LLVM cannot see through and that costs nothing: no instruction, the result is where the argument was.
 _KEPT = (
     "define linkonce_odr hidden i64 @tvmgemm_kept(i64 %x) alwaysinline nounwind "
-    '{ %r = call i64 asm "", "=r,0"(i64 %x) ret i64 %r }'
+    '{ %r = call i64 asm "", "=r,0"(i64 %x) ret i64 %r } '
+)
+
+
+#: No instruction, but LLVM takes it for one that it does not know, and does not unroll a loop that has such.
+_ROLLED = (
+    "define linkonce_odr hidden i32 @tvmgemm_rolled() alwaysinline nounwind "
+    '{ call void asm sideeffect "", ""() nounwind memory(inaccessiblemem: readwrite) ret i32 0 } '
+)
+
+#: ``_KEPT`` that stays where it is.
+_PINNED = (
+    "define linkonce_odr hidden i64 @tvmgemm_pinned(i64 %x) alwaysinline nounwind "
+    '{ %r = call i64 asm sideeffect "", "=r,0"(i64 %x) nounwind memory(inaccessiblemem: readwrite) ret i64 %r } '
+)
+
+#: A prefetch of the cache line at an address, for reading, into all caches.
+_PREFETCHED = (
+    "declare void @llvm.prefetch.p0(ptr, i32, i32, i32) "
+    "define linkonce_odr hidden i32 @tvmgemm_prefetched(i64 %x) alwaysinline nounwind "
+    "{ %p = inttoptr i64 %x to ptr call void @llvm.prefetch.p0(ptr %p, i32 0, i32 3, i32 1) ret i32 0 } "
 )
 
 
@@ -50,6 +70,20 @@ def settled(name: str, index):
 def opaque(name: str, index):
     """The index, as a value that LLVM knows nothing about: what depends on it is computed anew, behind this place."""
     return let(name, T.call_extern(INDEX, "tvmgemm_kept", index))
+
+
+def pinned(name: str, index):
+    """The index, as a value that LLVM makes at this place and no earlier: so is what depends on it."""
+    return let(name, T.call_extern(INDEX, "tvmgemm_pinned", index))
+
+
+def variable(name: str, value) -> Register:
+    """An index that changes; ``value`` to begin with."""
+    buffer = T.alloc_buffer((1,), INDEX, scope="local", annotations=_ON_STACK)
+    IRBuilder.name(name, buffer)
+    register = Register(buffer, 1)
+    register.set(value)
+    return register
 
 
 #: Of an allocation: that it is one of the machine's stack (or registers), not a call of TVM's runtime.
@@ -350,7 +384,22 @@ def function(symbol: str):
 def body(definitions: str = ""):
     """The context of all that follows the arguments of a function: it brings the definitions that ``opaque`` calls, and
     others in LLVM's language."""
-    return T.attr(tirx.const(0, "int32"), "pragma_import_llvm", _KEPT + definitions)
+    return T.attr(tirx.const(0, "int32"), "pragma_import_llvm", _KEPT + _PINNED + _ROLLED + _PREFETCHED + definitions)
+
+
+def address(base, offset):
+    """The number of the address ``offset`` bytes behind the pointer ``base``."""
+    return T.reinterpret(INDEX, base) + offset
+
+
+def rolled() -> None:
+    """Keep LLVM from unrolling the loop that this is in."""
+    T.evaluate(T.call_extern("int32", "tvmgemm_rolled"))
+
+
+def prefetch(address) -> None:
+    """Ask for the cache line at an ``address``, which need not exist: a prefetch never faults."""
+    T.evaluate(T.call_extern("int32", "tvmgemm_prefetched", address))
 
 
 def pointer(name: str, base, dtype: str, offset):

@@ -65,6 +65,7 @@ class Generator:
     panels: dict[str, emit.View] = field(init=False, default_factory=dict)
     slot: Any = field(init=False, default=None)
     panels_here: tuple | None = field(init=False, default=None)
+    following: unblocked.Following | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -160,6 +161,7 @@ class Generator:
                 if self.spec.shape is not None:
                     specialised.products(self, given)
                 else:
+                    self.following = unblocked.following(self, given)
                     with loop("q", self.values["batch"]) as q:
                         self._product(given, emit.opaque("product", q))
         return builder.get()
@@ -175,7 +177,7 @@ class Generator:
         if self.spec.blocked:
             emit.branch(self.values["k"] == const(0), lambda: plain.empty(self), self._multiply)
         else:
-            unblocked.product(self)
+            unblocked.product(self, q)
 
     @property
     def _parts(self):

@@ -97,14 +97,18 @@ def multiply_add(
     b_at: Callable[[int, Any], Any],
     ahead: Callable[[Any], None] | None = None,
     register_loads: bool = True,
+    rolled: bool = False,
 ) -> None:
     """C tile += A . B over so many steps along k.
 
     ``a_at(i, p)`` is an element of A as panels hold it, or a vector of it, ``b_at(c, p)`` a vector of B; ``ahead(p)`` emits prefetches.
     ``register_loads``: a vector of B is loaded once for all rows; otherwise each of its multiply-adds reads it from memory.
+    ``rolled``: LLVM is to leave the loop as it is.
     """
 
     with loop("p", steps) as p:
+        if rolled:
+            emit.rolled()
         if ahead is not None:
             ahead(p)
         b = {c: let(f"b{c}", b_at(c, p)) for c in tile.chunks()} if register_loads else {}

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import emit, microkernel
+from .arithmetic import bits
 from .elements import Elements
 from .emit import const, let, loop
 from .tiles import heights
@@ -22,31 +23,103 @@ from .tiles import heights
 if TYPE_CHECKING:
     from .generator import Generator
 
-def product(g: Generator) -> None:
-    """C = A.B (or alpha.A.B + beta.C), each task its share of the rows or of the vectors of columns."""
+#: Bytes of one product's operands between which those of the next in a stack are prefetched. What L1 holds goes by in few
+#: streams, which the hardware foresees (and only it is fast enough); more than L2 has room for would be gone before it is used.
+PREFETCHED = (28 << 10, 512 << 10)
+
+#: Bytes per multiply-add up to which they are: of more, memory decides the speed.
+DENSE = 1
+
+#: Cache lines prefetched in each step of a tile: at 64 x 64 x 64 one is too few.
+LINES, LINE = 2, 64
+
+#: Width of a tile in vectors from which it prefetches: a step of a narrower one has too little to do.
+WIDE = 2
+
+#: Bits behind the point of ``Following.rate``.
+_FRACTION = 16
+
+
+@dataclass(frozen=True)
+class Following:
+    """The product behind the q-th of a stack: ``start(operand, q)`` is the address of an operand, ``bytes`` are how large they
+    are, and ``rate`` is how many bytes of all are to be prefetched for each multiply-add of the q-th; 0 for none."""
+
+    start: Callable[[str, Any], Any]
+    bytes: dict[str, Any]
+    rate: Any
+    last: Any
+
+    def begin(self, q, done, step: int) -> Callable[[Any], None]:
+        """What a tile prefetches in its step p, if ``done`` multiply-adds came before it and a step has so many."""
+        first = emit.variable("ahead", self.start("A", const(0)))
+
+        def find() -> None:
+            here = let("here", done * self.rate >> const(_FRACTION))
+            in_b = let("in_b", here - self.bytes["A"])
+            in_c = let("in_c", in_b - self.bytes["B"])
+            # Pinned, or LLVM would find the addresses ahead of all tiles, for products of any size.
+            after = emit.minimum(emit.pinned("q", q) + const(1), self.last)
+            in_a_or_b = emit.T.if_then_else(in_b >= const(0), self.start("B", after) + in_b, self.start("A", after) + here)
+            first.set(emit.T.if_then_else(in_c >= const(0), self.start("C", after) + in_c, in_a_or_b))
+
+        emit.branch(self.rate > const(0), find)
+        start = emit.opaque("ahead", first.get())
+        stride = emit.opaque("ahead_step", const(step) * self.rate >> const(_FRACTION))
+
+        def ahead(p) -> None:
+            for line in range(LINES):
+                emit.prefetch(start + p * stride + const(line * LINE))
+
+        return ahead
+
+
+def following(g: Generator, given: dict[str, Any]) -> Following | None:
+    """What to know of the next product in a stack whose first one is at the pointers ``given``. None: it is not to be prefetched."""
+    if g.spec.blocked or g.spec.parallel:
+        return None
+    v, sizes = g.values, {x: const(bits(g.elements.stored[x]) // 8 * g.elements.parts) for x in "ABC"}
+    rows, columns = (v[x] if g.elements.parts == 1 else emit.tirx.truncdiv(v[x], const(g.elements.parts)) for x in "mn")
+    extents = {"A": rows * v["k"], "B": v["k"] * columns, "C": rows * columns}
+    size = {x: extents[x] * sizes[x] for x in extents}
+    total, low, high = size["A"] + size["B"] + size["C"], *map(const, PREFETCHED)
+    work = v["m"] * v["n"] * v["k"]
+    wanted = emit.both(emit.both(total >= low, total <= high), total <= work * const(DENSE))
+    each = emit.tirx.truncdiv(total << const(_FRACTION), emit.maximum(work, const(1)))
+    in_stack = emit.T.if_then_else(wanted, each, const(0))
+    rate = let("rate", emit.T.if_then_else(v["batch"] > const(1), in_stack, const(0)))
+
+    def start(operand: str, q):
+        return emit.address(given[operand], q * v[f"s{operand.lower()}"] * sizes[operand])
+
+    return Following(start, size, rate, v["batch"] - const(1))
+
+
+def product(g: Generator, q) -> None:
+    """C = A.B (or alpha.A.B + beta.C), the q-th of a stack, each task its share of the rows or of the vectors of columns."""
     m, n = g.values["m"], g.values["n"]
     if not g.spec.parallel:
-        _blocks_of_k(g, const(0), m, const(0), n)
+        _blocks_of_k(g, q, const(0), m, const(0), n)
         return
     with emit.parallel("task", g.values["tasks"]) as task:
         if g.spec.parallel == "ic":
             parts = const(g.elements.parts)
             first, share = g.share(emit.tirx.truncdiv(m, parts), task)
-            _blocks_of_k(g, first * parts, share * parts, const(0), n)
+            _blocks_of_k(g, q, first * parts, share * parts, const(0), n)
         else:
             lanes = const(g.vectors.lanes)
             first, share = g.share(emit.ceil_div(n, lanes), task)
             start = let("start", first * lanes)
-            _blocks_of_k(g, const(0), m, start, let("own", emit.minimum(share * lanes, n - start)))
+            _blocks_of_k(g, q, const(0), m, start, let("own", emit.minimum(share * lanes, n - start)))
 
 
-def _blocks_of_k(g: Generator, i0, rows, j0, columns) -> None:
+def _blocks_of_k(g: Generator, q, i0, rows, j0, columns) -> None:
     k, kc = g.values["k"], g.values["kc"]
     if g.elements.rounds_once:  # sums cannot wait anywhere: one block, whatever kc is
         kc = let("kc_used", emit.maximum(k, const(1)))
     with loop("pc", emit.maximum(emit.blocks_in(k, kc), const(1))) as index:
         p0 = let("p0", index * kc)
-        _Product(g, i0, rows, j0, columns, p0, let("kb", emit.minimum(kc, k - p0))).columns_of_tiles()
+        _Product(g, q, i0, rows, j0, columns, p0, let("kb", emit.minimum(kc, k - p0))).columns_of_tiles()
 
 
 @dataclass(frozen=True)
@@ -54,6 +127,7 @@ class _Product:
     """The product of ``kb`` steps along k, from ``p0`` on, to a part of C."""
 
     g: Generator
+    q: Any
     i0: Any
     rows: Any
     j0: Any
@@ -110,6 +184,8 @@ class _Product:
             self.kb,
             lambda i, p: elements.repeated("A", a.get(*((const(i), p) if parts == 1 else (const(i // 2), p, const(i % 2))))),
             lambda c, p: elements.element("B", load("B", b, p, c), lanes),
+            self._prefetches(tile),
+            rolled=tile.mr > 1,  # of several rows, LLVM would get more addresses than registers
         )
 
         def write(update: Callable) -> None:
@@ -122,6 +198,14 @@ class _Product:
                     to.set_vector(value, lanes, const(i), const(c))
 
         g.update(self.p0 == const(0), write)
+
+
+    def _prefetches(self, tile: microkernel.Tile) -> Callable[[Any], None] | None:
+        """What a step of the tile prefetches of the next product."""
+        if self.g.following is None or tile.nr // tile.elements.lanes < WIDE:
+            return None
+        done = (tile.j0 * self.rows + tile.i0 * const(tile.nr)) * self.kb
+        return self.g.following.begin(self.q, done, tile.mr * tile.nr)
 
 
 def _in_shares(name: str, extent, most: int, then: Callable[[Any, int], None]) -> None:

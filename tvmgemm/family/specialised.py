@@ -56,7 +56,7 @@ def _stack(g: Generator, pointers: dict[str, Any], strides: dict[str, Any], roll
         b = emit.View("B", at["B"], g.spec.dtype, (strides["rsb"], 1))
         c = emit.View("C", at["C"], g.spec.dtype, (strides["rsc"], 1))
         for rows, columns in tiles:
-            _tile(g, a, b, c, rows, columns, masks, rolled)
+            _tile(g, a, b, c, rows, columns, masks, rolled, len(tiles) > 1)
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,9 @@ def _tiles(g: Generator) -> list[tuple[range, list[_Columns]]]:
 
 def _tile(
     g: Generator, a: emit.View, b: emit.View, c: emit.View, rows: range, columns: list[_Columns],
-    masks: dict[_Columns, Any], rolled: bool,
+    masks: dict[_Columns, Any], rolled: bool, several: bool,
 ) -> None:  # fmt: skip
-    """One tile of C: sums start from +0, and take up k in order."""
+    """One tile of C, of ``several`` or the only one: sums start from +0, and take up k in order."""
     k = g.spec.shape[2]
     vectors = {x: emit.Vectors(g.spec.dtype, x.width) for x in columns}
 
@@ -111,6 +111,8 @@ def _tile(
                 value = element if x.width == 1 else vectors[x].splat(element)
                 sums[i, x].set(vectors[x].multiply_add(value, row[x], sums[i, x].get()))
 
+    if several:  # LLVM would keep B in registers from tile to tile, and the sums on the stack
+        b = b.moved(const(0), const(0))
     sums = {(i, x): vectors[x].register(f"c{i}_{x.first}") for i in rows for x in columns}
     for (_, x), register in sums.items():
         register.set(vectors[x].scalar(0.0) if x.width == 1 else vectors[x].splat(0.0))

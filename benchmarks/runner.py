@@ -12,6 +12,8 @@ import numpy as np
 import tvmgemm
 from tvmgemm import timing
 from tvmgemm.cli.info import plan_text
+from tvmgemm.family.tiles import LARGEST_SHAPE
+from tvmgemm.planner import HOT_PRODUCTS, SHAPE_WORK
 from tvmgemm.timing import Ratio
 from tvmgemm.trial import ROUNDS, THREADED_SAMPLE
 
@@ -131,6 +133,8 @@ def measure(
             except TypeError as error:  # elements that it does not take here
                 yield from _not_offered(suite, case, dtype, threads, name, peers, error)
                 return
+            if suite.hot:
+                heat(case, functions[name])
             served[name] = was_served(functions[name])
             result = results[name] if suite.into_out else functions[name]()
             check(np.asarray(result), reference, a, b, case.label)
@@ -183,6 +187,15 @@ def _not_offered(suite, case, dtype, threads, entry, peers, error) -> Iterator[R
 def _is_slow(function: Callable[[], object], ours: Callable[[], object]) -> bool:
     seconds = timing.sample(function, 1)
     return seconds > SLOW_SECONDS and seconds > SLOW_RATIO * timing.sample(ours, 1)
+
+
+def heat(case: Case, function: Callable[[], object]) -> None:
+    """Multiply matrices of a small shape until a kernel for it alone is built: what a program that has many of them comes to."""
+    (m, k), n, products = case.a[-2:], case.b[-1], math.prod(case.batch)
+    if max(m, n, k) <= LARGEST_SHAPE and m * n * k <= SHAPE_WORK:
+        for _ in range(math.ceil(HOT_PRODUCTS / products) + 1):
+            function()
+        timing.wait_for_builds()
 
 
 def patch(wanted: bool) -> None:

@@ -106,7 +106,7 @@ SUITES: dict[str, Suite] = {suite.name: suite for suite in (
     Suite("small", "single products of small square matrices, 1 to 128", _small, mean=1.2, into_out=False),
     Suite("calls", "what a call costs: 2, 4, 8 and 16, as a function and as the patched operator", _calls,
           entries=("matmul", "patched"), threads=(1,), into_out=False, unit="us"),
-    Suite("stacks", "stacks of small matrices", _stacks, mean=2.0),
+    Suite("stacks", "stacks of small matrices, when small shapes have kernels of their own", _stacks, mean=2.0, hot=True),
     Suite("layers", "convolution layers of ResNet-50 and VGG-16 as products (im2row)", _layers, BLAS, mean=1.2),
     Suite("transformer", "layers and attention of transformers, 1 to 512 tokens", _transformer, mean=1.2),
     Suite("vectors", "matrix x vector, vector x matrix, dot and outer products, 16 to 8192", _vectors, mean=1.3),

@@ -199,8 +199,9 @@ def test_widest_isa_that_all_allow(arch, features, cap, name):
 
 def test_the_level_is_the_widest_with_kernels_of_the_dtype():
     everything = host_with(features=frozenset().union(*(isa.requires for isa in ISAS.values())), arch="x86_64")
-    assert everything.isa(None, "int8").name == "x86-64-v4-amx" and everything.isa(None, "int32").name == "x86-64-v4"
-    assert everything.isa("x86-64-v4-vnni", "int8").name == everything.isa(None, "int16").name == "x86-64-v4-vnni"
+    assert everything.isa(None, "int8").name == "x86-64-v4-amx" and everything.isa(None, "float32").name == "x86-64-v4"
+    assert everything.isa("x86-64-v4-bf16", "int8").name == "x86-64-v4-vnni"
+    assert everything.isa("x86-64-v4-bf16", "bfloat16").name == "x86-64-v4-bf16"
     assert everything.isa("x86-64-v4", "int8").name == "x86-64-v4"
     assert everything.isa("x86-64-v3-vnni", "int8").name == "x86-64-v3-vnni"
     assert everything.isa("x86-64-v2", "float16") is None and everything.isa(None, "no such dtype") is None

@@ -41,7 +41,8 @@ def packed(dtype: str, **rest) -> KernelSpec:
 OFTEN = [packed(dtype, parallel="ic") for dtype in MATRIX] + [packed("int8"), packed("uint8-int32", parallel="pc")]
 REST = [member("A3B2C0", dtype, amx.LEVEL, parallel="ic") for dtype in MATRIX]
 REST += [packed("uint8-int32", tile=tile, parallel="jc") for tile in ((16, 16), (16, 32), (32, 16), (48, 16), (16, 48))]
-REST += [packed("bfloat16-float32", parallel="pc"), packed("bfloat16", op="gemm")]
+REST += [packed(dtype, parallel="pc") for dtype in ("bfloat16-float32", "int32", "int64")]
+REST += [packed(dtype, op="gemm") for dtype in ("bfloat16", "int16", "int64")]
 REST += [packed("int8-int32", op="gemm"), packed("int8", without=("vector-packing", "prefetch"))]
 EVERY = [pytest.param(spec, id=spec.name) for spec in OFTEN]
 EVERY += [pytest.param(spec, id=spec.name, marks=pytest.mark.slow) for spec in REST]
@@ -83,10 +84,10 @@ def test_the_largest_products(kernels, dtype):
     """Lowest times lowest and highest times highest, for longer than any sum can hold them: they wrap, nothing saturates."""
     spec, row = packed(dtype, parallel="ic"), DTYPES[dtype]
     for end_a, end_b in itertools.product((np.iinfo(row.a).min, np.iinfo(row.a).max), (np.iinfo(row.b).min, np.iinfo(row.b).max)):
-        for k in (7, 515, 2**17 + 4):
+        for k in (7, 515, 2**17 + 4 if row.a_size == 1 else 2**14 + 4):
             a, b = np.full((3, k), end_a, row.a), np.full((k, 5), end_b, row.b)
             c = np.zeros((3, 5), row.c)
-            kernels.multiply(spec, a, b, c, (1000, 1000, 2048))
+            kernels.multiply(spec, a, b, c, (1000, 1000, 1 << 20))
             assert_right(spec, a, b, c)
 
 
@@ -163,19 +164,23 @@ def test_the_hot_loop_loads_once_for_each_product(dtype):
     for spec in (packed(dtype), member("A3B2C0", dtype, amx.LEVEL)):
         loop = hottest(inner_loops(codegen.assembly(spec), "x86_64"))
         assert loop.fmas == loop.matrix == loop.loads >= 4 and loop.fmas % 4 == 0
-        assert (loop.registers, loop.stack, loop.stores, loop.masked, loop.branches) == (8, 0, 0, 0, 0)
+        assert (loop.registers, loop.stores, loop.masked) == (8, 0, 0)
+        if ARITHMETICS[WAYS[amx.LEVEL][dtype][0]].planes <= 2:  # LLVM unrolls the loop over more, with addresses on the stack
+            assert (loop.stack, loop.branches) == (0, 0)
 
 
 def test_the_loops_are_those_of_the_unit():
     text = outline(packed("int8", parallel="ic"))
     assert "tiles += Ac[ir:+32, p:+64]*Bc[p:+64, jr:+32]  # 4 loads, 4 products of 16 x 64 by 64 x 16" in text
     assert "registers: 4 hold the tile of C, 4 what streams past: 8 of 8 of the matrix unit" in text
+    text = outline(packed("int32"))
+    assert "for q in range(w+1):" in text and "Ac[q, ir:+32, p:+64]*Bc[w-q, p:+64, jr:+32]" in text
 
 
 @pytest.mark.parametrize(
     "tile, words",
-    [((48, 32), "needs 11 tile registers, x86-64-v4-amx has 8"), ((24, 32), "the rows must be a multiple of 16"),
-     ((32, 24), "the columns a multiple of 16")],
+    [((48, 32), "needs 11 tile registers, x86-64-v4-amx has 8"), ((24, 32), "with tile8 both must be multiples of 16"),
+     ((32, 24), "with tile8 both must be multiples of 16")],
 )  # fmt: skip
 def test_tiles_that_are_none(tile, words):
     with pytest.raises(ValueError, match=words):

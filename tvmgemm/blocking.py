@@ -117,14 +117,14 @@ def blocks_of(spec: KernelSpec, host: Host) -> BlockSizes:
     tile = {"m": spec.mr or 1, "n": spec.nr or 1, "k": spec.kr or 1}
     how = arithmetic_of(spec.isa, spec.dtype, spec.packing, spec.arithmetic)
     steps = steps_of(spec.isa, spec.dtype, how, host)
-    sizes = block_sizes(VARIANTS[spec.variant], tile, how.size * how.parts, steps, l1, l2, l3)
+    sizes = block_sizes(VARIANTS[spec.variant], tile, how.panel_size, steps, l1, l2, l3)
     return replace(sizes, kc=steps * how.group)
 
 
 def steps_of(isa: str, dtype: str, how: Arithmetic, host: Host) -> int:
     """Elements of a panel along a block of k: kc, in groups. One number for all kernels of an arithmetic on a host."""
     rows, vectors = TILES[isa, dtype]["C"][0][0], TILES[isa, dtype]["C"][0][1] // lanes_of(isa, dtype, "ab")
-    columns, size, l1 = vectors * how.columns(ISAS[isa]), how.size * how.parts, host.cache(1)
+    columns, size, l1 = vectors * how.columns(ISAS[isa]), how.panel_size, host.cache(1)
     steps = kc_of(rows, columns, size, l1, host.cache(2))
     if how.matrix:  # L2 delivers half of what the unit takes: the panel of B has to stay in L1
         steps = max(KC_STEP, min(steps, 2 * l1.bytes // 3 // (columns * size) // KC_STEP * KC_STEP))

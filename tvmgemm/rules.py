@@ -52,7 +52,7 @@ GROUPED_WORK = 32.0**3
 #: m up to which packing B costs more than all multiplications with it, in dtypes that NumPy has no BLAS for.
 FEW = 8
 
-#: The same where packed kernels multiply groups.
+#: The same where packed kernels multiply groups; for each plane that they pack.
 FEW_GROUPED = 4
 
 DEFAULT_VARIANT = "B3A2C0"
@@ -215,7 +215,7 @@ def _choices_without_peer(problem: Problem, isa: Isa, host: Host, options: Optio
         how = arithmetic_of(isa.name, problem.dtype, "ab")
         kc = steps_of(isa.name, problem.dtype, how, host)
         if how.group > 1:  # packed kernels multiply several times as fast
-            few, boxes = FEW_GROUPED, {f"m.n.k <= {GROUPED_WORK}": Box(n=(0, widest), k=(0, kc), work=(0, GROUPED_WORK))}
+            few, boxes = FEW_GROUPED * how.planes, {f"m.n.k <= {GROUPED_WORK}": Box(n=(0, widest), k=(0, kc), work=(0, GROUPED_WORK))}
         else:
             few, boxes = FEW, {f"at most {SHALLOW} x {widest}": Box(m=(0, SHALLOW), n=(0, widest), k=(0, kc))}
         used = f"m <= {few}, each element of B is used so often"

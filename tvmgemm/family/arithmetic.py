@@ -1,6 +1,6 @@
 """How the sum of products is computed, per instruction set and dtype, as tables.
 
-An element of a packed panel and an accumulator are lanes of the same width. A panel's element holds ``group`` elements
+An element of a packed panel and an accumulator are lanes of the same width (but for ``split64``). A panel's element holds ``group`` elements
 of the operand, consecutive along k, which one instruction multiplies with those of the other operand and adds up: four
 bytes (``dot8``), two 16-bit integers (``madd16``), or just one. Integers wrap modulo 2**n, so what a dtype's own width
 cannot see (the sign of what is multiplied modulo 2**8, the upper half of a 32-bit sum of 16-bit products) need not be
@@ -26,7 +26,8 @@ class Arithmetic:
     ``parts``: floating-point numbers that an element is. Of a complex one the real and the imaginary part are two rows of A and
     two columns of B and C; what the sums of their products make is put together on the way to C.
 
-    ``matrix``: whether a matrix unit multiplies.
+    ``matrix``: whether a matrix unit multiplies. ``planes``: bytes that an element is split into, each of which is packed by
+    itself; products of planes are added up by the weight of their bytes (``matrix_unit``).
 
     ``fused``: names of instruction sets (``fma``: those with ``Isa.fma``) on which the step is one instruction; elsewhere
     a product takes a register before it is added.
@@ -39,11 +40,17 @@ class Arithmetic:
     fused: tuple[str, ...]
     parts: int = 1
     matrix: bool = False
+    planes: int = 1
 
     @property
     def size(self) -> int:
-        """Bytes of an accumulator's lane and of an element of a panel."""
+        """Bytes of an accumulator's lane."""
         return bits(self.sum) // 8
+
+    @property
+    def panel_size(self) -> int:
+        """Bytes of an element of a panel: of all its parts, of a group in all its planes."""
+        return 4 * self.planes if self.group > 1 else self.size * self.parts
 
     @property
     def floating(self) -> bool:
@@ -64,7 +71,7 @@ class Arithmetic:
 
     def at_once(self, isa: Isa) -> int:
         """Elements of C whose sums one instruction adds to."""
-        return self.columns(isa) * (MATRIX_ROWS if self.matrix else 1)
+        return MATRIX_ROWS**2 if self.matrix else self.columns(isa)
 
 
 def bits(name: str) -> int:
@@ -95,6 +102,9 @@ ARITHMETICS: dict[str, Arithmetic] = {row.name: row for row in (
     Arithmetic("dot16",  "float32", "uint16",  2,    _BF16),              # vdpbf16ps, of bfloat16 numbers
     Arithmetic("tile8",  "int32",   "uint8",   4,    _AMX, matrix=True),   # tdpbssd and its kin
     Arithmetic("tile16", "float32", "uint16",  2,    _AMX, matrix=True),   # tdpbf16ps
+    Arithmetic("split16", "int32",  "uint8",   4,    _AMX, matrix=True, planes=2),
+    Arithmetic("split32", "int32",  "uint8",   4,    _AMX, matrix=True, planes=4),
+    Arithmetic("split64", "int64",  "uint8",   4,    _AMX, matrix=True, planes=8),
     Arithmetic("and8",   "uint8",   "uint8",   1,    ("x86-64-v4",)),     # or of ands: vpternlogd
     Arithmetic("and16",  "int16",   "int16",   1,    ("x86-64-v4",)),
     Arithmetic("and32",  "int32",   "uint8",   4,    ("x86-64-v4",)),
@@ -120,6 +130,8 @@ _DOT = {
 }
 _TILE = dict.fromkeys(("int8", "uint8"), ("tile8", "mul16"))
 _TILE |= dict.fromkeys(("int8-int32", "uint8-int8-int32", "uint8-int32", "uint8-uint32"), ("tile8", "mul32"))
+_TILE |= dict.fromkeys(("int16", "uint16"), ("split16", "mul16")) | {"int16-int32": ("split16", "mul32")}
+_TILE |= dict.fromkeys(("int32", "uint32"), ("split32", "mul32")) | dict.fromkeys(("int64", "uint64"), ("split64", "mul64"))
 _TILE |= dict.fromkeys(("bfloat16-float32", "bfloat16"), ("tile16", "fma32"))
 _NEON = {
     "float32": ("fma32",), "float64": ("fma64",), "complex64": ("cfma32",), "complex128": ("cfma64",),

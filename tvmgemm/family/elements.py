@@ -13,7 +13,7 @@ from tvm.tirx.script import builder as T
 
 from ..problem import DTYPES
 from ..spec import KernelSpec
-from .arithmetic import arithmetic_of, bits, rounds_once
+from .arithmetic import MATRIX_ROWS, arithmetic_of, bits, rounds_once
 from .emit import Vectors, lanes_of
 from .isa import isa_of
 
@@ -105,9 +105,9 @@ class Elements:
         self.rounds_once = rounds_once(spec.dtype)
         # x86 converts single elements in vectors, and LLVM leaves in the other lanes whatever is there.
         self._quiet_scalars = isa.arch == "x86_64"
-        #: What multiplies two tiles on a matrix unit: bytes by their signs.
-        signs = "".join("s" if kind.startswith("int") else "u" for kind in (row.a, row.b))
-        self.matrix_instruction = "tdpbf16ps" if how.floating else f"tdpb{signs}d"
+        #: Bytes of an element of A, B and C.
+        self.sizes = {"A": row.a_size, "B": row.b_size, "C": row.c_size}
+        self._plane = None
         #: What alpha and beta of a gemm are given in.
         self.scale = how.sum if how.floating else self.stored["C"]
         # Bytes of one sign: A moves by 128 into the other half of the instruction's two kinds of bytes.
@@ -133,6 +133,26 @@ class Elements:
         other = copy(self)
         other._set_lanes(lanes)
         return other
+
+    # ---- for a matrix unit --------------------------------------------------------------------------------------------
+
+    def plane(self, index) -> Elements:
+        """The same for packing that plane of bytes, in vectors of panels."""
+        other = self.in_lanes(MATRIX_ROWS)
+        other._plane = index if self.arithmetic.planes > 1 else None
+        return other
+
+    def matrix_instruction(self, i: int, j: int) -> str:
+        """What multiplies two tiles of a matrix unit. The upper byte of a signed number is signed where C is wider; modulo
+        C's own width it need not be."""
+        if self.arithmetic.floating:
+            return "tdpbf16ps"
+
+        def sign(operand: str, plane: int) -> str:
+            top = self.kinds[operand].startswith("int") and plane == self.arithmetic.planes - 1
+            return "s" if top and self.sizes[operand] < self.sizes["C"] else "u"
+
+        return f"tdpb{sign('A', i)}{sign('B', j)}d"
 
     # ---- on the way in ----------------------------------------------------------------------------------------------
 
@@ -160,6 +180,8 @@ class Elements:
             if lanes == 1 and self._quiet_scalars:
                 return T.call_extern("float32", "tvmgemm_widened", value)
             return cast(reinterpret(value, "float16", lanes), "float32", lanes)
+        if self._plane is not None:
+            value = value >> splat(tirx.Cast(kind, self._plane * 8), lanes)
         value = value if kind == element else cast(value, element, lanes)
         if self.shifted and operand == "A":
             value = value ^ splat(tirx.const(128, element), lanes)

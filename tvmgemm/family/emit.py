@@ -329,6 +329,14 @@ class View:
         )
         return view
 
+    def sliced(self, position: int, index) -> View:
+        """The part of the memory where the index at that position is fixed, without that index."""
+        view = copy(self)
+        strides = list(self._strides)
+        part = strides.pop(position) * index
+        view._strides, view._offset = tuple(strides), part if self._offset is None else self._offset + part
+        return view
+
     def moved(self, *indices) -> View:
         """The same memory, where these indices become the origin: one sum, made here and kept in a register."""
         view = self.kept()

@@ -91,7 +91,9 @@ class Generator:
         for loop_name, dimension in sorted((("ic", "m"), ("jc", "n")), key=lambda row: row[0] == self.spec.parallel):
             v[dimension + "c"] = emit.settled(f"{dimension}c_even", self._even_block(loop_name, dimension))
         # Never evened out: the order of summation must not depend on the shape.
-        v["kc"] = let("kc_used", emit.maximum(emit.minimum(v["kc"], v["k"]), const(1)))
+        longest = matrix_unit.longest_block(self.elements)
+        limit = v["k"] if longest is None else emit.minimum(v["k"], const(longest))
+        v["kc"] = let("kc_used", emit.maximum(emit.minimum(v["kc"], limit), const(1)))
         if self.elements.rounds_once:
             v["piece"] = let("piece", self._piece())
         self.memory = Workspace(self)
@@ -308,29 +310,36 @@ class Generator:
         panels = self.panels[operand] = self.memory.panels(operand, task)
         if operand == "C":
             return
+        if self.elements.arithmetic.matrix:
+            with loop("plane", const(self.elements.arithmetic.planes)) as plane:
+                self._pack_panels(operand, at, blocks, panels.sliced(1, plane), self.elements.plane(plane))
+        else:
+            self._pack_panels(operand, at, blocks, panels, self.elements)
+
+    def _pack_panels(self, operand: str, at: str, blocks: dict[str, Block], panels: emit.View, elements: Elements) -> None:
         across, along = PANELS[self.variant.resident][operand]
         width, e, p = self.tile[across], blocks[across], blocks[along]
         count = let("panels", emit.ceil_div(e.size, const(width)))
 
-        matrix = self.elements.arithmetic.matrix
+        matrix = elements.arithmetic.matrix
 
         def pack(first, number) -> None:
             if operand == "A" and matrix:
                 matrix_unit.pack_rows(
-                    self.elements, panels, self.sources[operand], width=width, first=first, e0=e.start, extent=e.size,
+                    elements, panels, self.sources[operand], width=width, first=first, e0=e.start, extent=e.size,
                     count=number, p0=p.start, kb=p.size, vectorised=self.vectorised_packing,
                 )  # fmt: skip
                 return
             pack_panels(
-                self.elements, self.isa, panels, self.sources[operand],
+                elements, self.isa, panels, self.sources[operand],
                 width=width, first=first, e0=e.start, extent=e.size, count=number, p0=p.start, kb=p.size,
                 zero_padded=across == "k", vectorised=self.vectorised_packing,
             )  # fmt: skip
-            if operand == "B" and self.elements.shifted:
-                append_shift(self.elements, panels, width, first, number, self.steps(p.size))
+            if operand == "B" and elements.shifted:
+                append_shift(elements, panels, width, first, number, self.steps(p.size))
             if matrix:
-                packed = emit.ceil_div(p.size, const(self.elements.group))
-                matrix_unit.fill_chunks(self.elements, panels, width, first, number, packed, self.steps(p.size))
+                packed = emit.ceil_div(p.size, const(elements.group))
+                matrix_unit.fill_chunks(elements, panels, width, first, number, packed, self.steps(p.size))
 
         if self.spec.parallel and not self.private(at):
             with emit.parallel("packer", self.values["tasks"]) as packer:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import emit, matrix_unit, microkernel, triangle
+from .arithmetic import MATRIX_ROWS
 from .emit import const, let, loop
 from .packed_c import partial_sums
 from .packing import pack_panels
@@ -64,7 +65,7 @@ def resident_c(g: Generator, blocks: dict[str, Block], task) -> None:
 
 def _by_width(tile: microkernel.Tile, product: Callable[[microkernel.Tile], None]) -> None:
     """``product`` of the tile; at the edge, of no more of its vectors than hold columns of the matrix."""
-    narrower = tile.nr - tile.vectors.lanes
+    narrower = tile.nr - (MATRIX_ROWS if tile.elements.arithmetic.matrix else tile.vectors.lanes)
     if narrower == 0:
         product(tile)
         return
@@ -93,9 +94,14 @@ def _tile_product(g: Generator, tile: microkernel.Tile, at: dict[str, Any], alon
 
 def _tile_of_matrix_unit(g: Generator, tile: microkernel.Tile, at: dict[str, Any], along: Block, steps, task) -> None:
     """The unit's registers are brought to memory: of a whole tile that is C already, to C itself."""
+    split = g.elements.arithmetic.planes > 1
     sums, row = g.memory.panels("T", task), const(g.tile["n"] * g.elements.sums.itemsize)
 
     def by_way_of_memory() -> None:
+        if split:
+            matrix_unit.multiply_planes(g, tile, at, steps, sums, g.memory.panels("U", task))
+            _bring_back(g, tile, along, task)
+            return
         matrix_unit.multiply(g, tile, at, steps, lambda i, j: sums.address(const(i), const(j)), row)
         _bring_back(g, tile, along, task)
 
@@ -103,7 +109,7 @@ def _tile_of_matrix_unit(g: Generator, tile: microkernel.Tile, at: dict[str, Any
         place = lambda i, j: g.c_rows.address(tile.row(i), tile.j0 + const(j))  # noqa: E731
         matrix_unit.multiply(g, tile, at, steps, place, g.values["rsc"] * const(g.elements.c.itemsize))
 
-    as_it_is = g.spec.op == "matmul" and g.slot is None and g.elements.c.itemsize == g.elements.sums.itemsize
+    as_it_is = g.spec.op == "matmul" and g.slot is None and not split and g.elements.c.itemsize == g.elements.sums.itemsize
     complete = emit.both(emit.both(as_it_is, along.start == const(0)), emit.both(g.unit_columns, tile.full))
     emit.branch(complete, to_c, by_way_of_memory)
 

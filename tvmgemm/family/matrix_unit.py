@@ -7,6 +7,9 @@ way of every other kernel.
 
 A register of A holds rows of A as they are, so A is packed like that: ``panels(panel, chunk, row, group)``. What is left of
 the last chunk is 0 in both operands.
+
+Wider integers are sums of bytes times powers of 256, and their product modulo 2**n is the sum of the products of those bytes
+whose weights together are below n: 3 for 16 bits, 10 for 32, 36 for 64. Each byte is a plane of the panels by itself.
 """
 
 from __future__ import annotations
@@ -75,44 +78,92 @@ def release() -> None:
     _issue("tilerelease")
 
 
+def longest_block(elements: Elements) -> int | None:
+    """The largest kc, where sums of one block of k must not overflow before they are widened."""
+    if elements.sums.itemsize == 4:
+        return None
+    return (1 << 32) // (255 * 255 * elements.arithmetic.planes)
+
+
 def multiply(g: Generator, tile: Tile, at: dict[str, Any], steps, place: Callable[[int, int], Any], row_bytes) -> None:
     """A panel . B panel, stored as sums to rows ``row_bytes`` apart: element (i, j) of the tile to the address ``place(i, j)``.
     Registers of which no row is in C are left out (but in sums that wait for other blocks of k they are zeros: all of those are
     added up); the others are stored as they are."""
-    wide = tile.nr // MATRIX_ROWS
+    instruction = g.elements.matrix_instruction(0, 0)
+    _by_height(g, tile, lambda high: _multiply(g, tile, at, steps, lambda each: each(0, 0, instruction), place, row_bytes, high))
 
-    def by_height(high: int) -> None:
+
+def multiply_planes(g: Generator, tile: Tile, at: dict[str, Any], steps, sums: emit.View, part: emit.View) -> None:
+    """``sums`` = A panel . B panel where elements are split into planes of bytes: the products of one weight after the other, each
+    by way of ``part``. A weight's sum is one modulo 2**32, or of one block of k, which it holds (``longest_block``)."""
+    elements, planes = g.elements, g.elements.arithmetic.planes
+    lanes, row = elements.lanes, const(g.tile["n"] * elements.panels.itemsize)
+
+    def weight(w, pairs: Callable) -> None:
+        _by_height(g, tile, lambda high: _multiply(
+            g, tile, at, steps, pairs, lambda i, j: part.address(const(i), const(j)), row, high
+        ))  # fmt: skip
+        with loop("i", emit.minimum(tile.rows, const(tile.mr))) as i:
+            for c in tile.chunks():
+                value = emit.tirx.Cast(f"uint32x{lanes}", part.get_vector(lanes, i, const(c)))
+                value = emit.tirx.Cast(elements.sums.type, value) << elements.sums.splat(emit.tirx.Cast(elements.sums.dtype, w * const(8)))
+                before = emit.tirx.Select(w == const(0), elements.sums.splat(0), sums.get_vector(lanes, i, const(c)))
+                sums.set_vector(before + value, lanes, i, const(c))
+
+    if elements.sizes["C"] == planes:  # modulo C's width no byte has a sign
+        with loop("w", const(planes)) as w:
+
+            def pairs(each: Callable) -> None:
+                with loop("plane", w + const(1)) as p:
+                    each(p, w - p, elements.matrix_instruction(0, 0))
+
+            weight(w, pairs)
+        return
+    for w in range(2 * planes - 1):
+        fitting = [(p, w - p) for p in range(planes) if 0 <= w - p < planes]
+        weight(const(w), lambda each, fitting=fitting: [each(p, q, elements.matrix_instruction(p, q)) for p, q in fitting])
+
+
+def _by_height(g: Generator, tile: Tile, product: Callable[[int], None]) -> None:
+    """``product`` with as many rows of registers as have rows of C."""
+
+    def at_most(high: int) -> None:
         if high == 1:
-            _multiply(g, at, steps, place, row_bytes, 1, wide)
+            product(1)
             return
-        emit.branch(
-            tile.rows > const((high - 1) * MATRIX_ROWS),
-            lambda: _multiply(g, at, steps, place, row_bytes, high, wide),
-            lambda: by_height(high - 1),
-        )
+        emit.branch(tile.rows > const((high - 1) * MATRIX_ROWS), lambda: product(high), lambda: at_most(high - 1))
 
-    by_height(tile.mr // MATRIX_ROWS)
+    at_most(tile.mr // MATRIX_ROWS)
 
 
-def _multiply(g: Generator, at: dict[str, Any], steps, place: Callable[[int, int], Any], row_bytes, high: int, wide: int) -> None:
+def _multiply(
+    g: Generator, tile: Tile, at: dict[str, Any], steps, pairs: Callable, place: Callable[[int, int], Any], row_bytes, high: int,
+) -> None:  # fmt: skip
+    """The products of pairs of planes, in ``high`` rows of registers: ``pairs(each)`` calls ``each(plane of A, of B, instruction)``."""
+    wide = tile.nr // MATRIX_ROWS
     c = {(i, j): i * wide + j for i in range(high) for j in range(wide)}
     a = [len(c) + i for i in range(high)]
     b = [len(c) + high + j for j in range(wide)]
     assert len(c) + high + wide <= MATRIX_REGISTERS
-    panel_row = g.tile["n"] * g.elements.panels.itemsize
+    panel_row = const(g.tile["n"] * g.elements.panels.itemsize)
     for register in c.values():
         _issue("tilezero", register)
-    with loop("chunk", emit.tirx.truncdiv(steps, const(MATRIX_ROWS))) as chunk:
+
+    def each(p, q, instruction: str) -> None:
+        rows, columns = g.panels["A"].sliced(1, p), g.panels["B"].sliced(1, q)
         for i in range(high):
-            _issue("tileloadd64", a[i], g.panels["A"].address(at["ir"], chunk, const(i * MATRIX_ROWS), const(0)), const(ROW_BYTES))
+            _issue("tileloadd64", a[i], rows.address(at["ir"], chunk, const(i * MATRIX_ROWS), const(0)), const(ROW_BYTES))
             for j in range(wide):
                 if i == 0:
-                    columns = g.panels["B"].address(at["jr"], chunk * const(MATRIX_ROWS), const(j * MATRIX_ROWS))
-                    _issue("tileloadd64", b[j], columns, const(panel_row))
-                _issue(g.elements.matrix_instruction, c[i, j], a[i], b[j])
+                    start = columns.address(at["jr"], chunk * const(MATRIX_ROWS), const(j * MATRIX_ROWS))
+                    _issue("tileloadd64", b[j], start, panel_row)
+                _issue(instruction, c[i, j], a[i], b[j])
+
+    with loop("chunk", emit.tirx.truncdiv(steps, const(MATRIX_ROWS))) as chunk:
+        pairs(each)
     for (i, j), register in c.items():
         _issue("tilestored64", register, place(i * MATRIX_ROWS, j * MATRIX_ROWS), row_bytes)
-    left_out = range(high, g.tile["m"] // MATRIX_ROWS) if g.elements.rounds_once else ()
+    left_out = range(high, tile.mr // MATRIX_ROWS) if g.elements.rounds_once else ()
     if left_out:
         _issue("tilezero", 0)
     for i, j in itertools.product(left_out, range(wide)):

@@ -8,8 +8,9 @@ elements from x on; what lies past the edge of the matrix is left out, as the co
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
+from ..problem import DTYPES
 from ..spec import STEPS, KernelSpec
 from .arithmetic import MATRIX_REGISTERS, MATRIX_ROWS, arithmetic_of, rounds_once
 from .isa import isa_of
@@ -102,7 +103,7 @@ class _Outline:
         held = spec.tile_sizes[0] * spec.tile_sizes[1] // self.how.at_once(isa)
         tile = f"{held} hold the tile of {resident}, {needed - held} what streams past"
         if self.how.matrix:
-            return ["", f"registers: {tile}: {needed} of {MATRIX_REGISTERS} of the matrix unit, {MATRIX_ROWS} x {self.lanes} sums each"]
+            return ["", f"registers: {tile}: {needed} of {MATRIX_REGISTERS} of the matrix unit, {MATRIX_ROWS} x {MATRIX_ROWS} sums each"]
         return ["", f"registers: {tile}: {needed} of {isa.vector_registers}, {self.lanes} elements each"]
 
     # ---- the loops over cache blocks -----------------------------------------------------------------------
@@ -160,7 +161,8 @@ class _Outline:
 
     def _panels(self, operand: str) -> str:
         across, along = PANELS[self.variant.resident][operand]
-        return f"ceil({across}c/{self.tile[across]}) panels of {along}c x {self.tile[across]}"
+        planes = f" in {self.how.planes} planes" if self.how.planes > 1 else ""
+        return f"ceil({across}c/{self.tile[across]}) panels of {along}c x {self.tile[across]}{planes}"
 
     def _pack(self, operand: str, at: str) -> None:
         private = self._private(at)
@@ -306,17 +308,27 @@ class _Outline:
     def _matrix(self, c: str, prefetch: bool) -> None:
         """The same on a matrix unit, where a step of the micro-kernel is a chunk of k."""
         mr, nr = self.tile["m"], self.tile["n"]
-        high, wide, span = mr // MATRIX_ROWS, nr // self.lanes, MATRIX_ROWS * self.how.group
+        high, wide, span = mr // MATRIX_ROWS, nr // MATRIX_ROWS, MATRIX_ROWS * self.how.group
         self._buffer("T", f"{mr} x {nr}, on the way from the unit to C", bool(self.spec.parallel))
+        if self.how.planes > 1:
+            self._buffer("U", f"{mr} x {nr}, the sums of one weight", bool(self.spec.parallel))
         self._line("configure the unit")
         with self._tiles():
             if prefetch:
                 self._line(f"prefetch {c}")
-            self._line("tiles = 0", f"{mr} x {nr} of C, {self.how.sum}, in {high * wide} registers of the unit")
-            with self._loop("p", "kc", span, comment=f"micro-kernel, {self.how.name}"):
-                work = f"{high + wide} loads, {high * wide} products of {MATRIX_ROWS} x {span} by {span} x {self.lanes}"
-                self._line(f"tiles += Ac[ir:+{mr}, p:+{span}]*Bc[p:+{span}, jr:+{nr}]", work)
-            self._line("T = tiles")
+            planes, sums = self.how.planes, "float32" if self.how.floating else "int32"
+            sizes = DTYPES[self.spec.dtype]
+            split, widened = planes > 1, planes < sizes.c_size  # products of upper bytes count too
+            with self._loop("w", str(2 * planes - 1 if widened else planes), comment="weights of bytes") if split else nullcontext():
+                self._line("tiles = 0", f"{mr} x {nr} of C, {sums}, in {high * wide} registers of the unit")
+                with self._loop("p", "kc", span, comment=f"micro-kernel, {self.how.name}"):
+                    last = f"min(w+1, {planes})" if widened else "w+1"
+                    first = f"max(0, w-{planes - 1}), " if widened else ""
+                    with self._loop("q", first + last, comment="planes of bytes") if split else nullcontext():
+                        a, b = ("q, ", "w-q, ") if split else ("", "")
+                        work = f"{high + wide} loads, {high * wide} products of {MATRIX_ROWS} x {span} by {span} x {MATRIX_ROWS}"
+                        self._line(f"tiles += Ac[{a}ir:+{mr}, p:+{span}]*Bc[{b}p:+{span}, jr:+{nr}]", work)
+                self._line("T = tiles" if not split else "T += tiles << 8*w", "" if not split else f"from 0, {self.how.sum}, by way of U")
             self._finish(c)
         self._line("release the unit")
 

@@ -26,7 +26,7 @@ SLOTS_LIMIT = 4 << 20
 def slots(g: Generator, size) -> Any:
     """How many slots of ``size`` elements there are: one per block of k if the memory for that is small."""
     blocks = emit.maximum(emit.ceil_div(g.values["k"], g.values["kc"]), const(1))
-    room = emit.tirx.truncdiv(const(SLOTS_LIMIT // g.elements.sums.itemsize), emit.maximum(size, const(1)))
+    room = emit.tirx.truncdiv(const(SLOTS_LIMIT // g.elements.panels.itemsize), emit.maximum(size, const(1)))
     return let("slots", emit.minimum(blocks, emit.maximum(room, g.values["tasks"])))
 
 

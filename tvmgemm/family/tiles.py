@@ -51,7 +51,7 @@ _SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "x86-64-v4":      ((8, 3), (8, 3), (14, 1), (8, 1), (8, 2)),
     "x86-64-v4-vnni": ((8, 3), (8, 3), (14, 1), (8, 1), (8, 2)),
     "x86-64-v4-bf16": ((8, 3), (8, 3), (14, 1), (8, 1), (8, 2)),
-    "x86-64-v4-amx":  ((32, 2), (8, 3), (14, 1), (8, 1), (8, 2)),   # the first: 2 x 2 registers of a matrix unit
+    "x86-64-v4-amx":  ((8, 3), (8, 3), (14, 1), (8, 1), (8, 2)),   # but packed: 2 x 2 registers of a matrix unit
     "armv8-neon":     ((8, 3), (8, 2), (16, 1), (8, 1), (8, 2)),
 }
 # fmt: on
@@ -61,7 +61,10 @@ def _tiles(isa: str, dtype: str) -> dict[str, tuple[tuple[int, int], ...]]:
     """The tiles of ``_SHAPES`` in elements."""
     packings = ("ab", "none", "none", "none", "none")
     lanes = [lanes_of(isa, dtype, packing) for packing in packings]
-    return {"C": tuple((rows, vectors * each) for (rows, vectors), each in zip(_SHAPES[isa], lanes))}
+    tiles = [(rows, vectors * each) for (rows, vectors), each in zip(_SHAPES[isa], lanes)]
+    if arithmetic_of(isa, dtype, "ab").matrix:
+        tiles[0] = (2 * MATRIX_ROWS, 2 * MATRIX_ROWS)
+    return {"C": tuple(tiles)}
 
 
 TILES |= {(isa, dtype): _tiles(isa, dtype) for isa in _SHAPES for dtype in WAYS[isa] if (isa, dtype) not in TILES}
@@ -129,7 +132,7 @@ def registers_needed(rows: int, columns: int, isa: Isa, how: Arithmetic, residen
     tile registers: those of C, and one row and one column of them for A and B.
     """
     if how.matrix:
-        high, wide = rows // MATRIX_ROWS, columns // how.columns(isa)
+        high, wide = rows // MATRIX_ROWS, columns // MATRIX_ROWS
         return high * wide + high + wide
     along, across = (rows, columns) if resident == "A" else (columns, rows)
     vectors = -(-along // how.columns(isa))
@@ -139,6 +142,8 @@ def registers_needed(rows: int, columns: int, isa: Isa, how: Arithmetic, residen
 def check_tile(rows: int, columns: int, isa_name: str, how: Arithmetic, resident: str = "C") -> None:
     """Raise ValueError, with the count of registers, for a tile that this instruction set cannot hold."""
     isa = isa_of(isa_name)
+    if how.matrix and (rows < 1 or columns < 1 or rows % MATRIX_ROWS or columns % MATRIX_ROWS):
+        raise ValueError(f"micro-kernel {rows}x{columns}: with {how.name} both must be multiples of {MATRIX_ROWS}, a register's rows and columns")
     lanes = how.columns(isa)
     along, side = (rows, "rows") if resident == "A" else (columns, "columns")
     if rows < 1 or columns < 1 or along % lanes:
@@ -146,8 +151,6 @@ def check_tile(rows: int, columns: int, isa_name: str, how: Arithmetic, resident
             f"micro-kernel {rows}x{columns} with resident {resident}: both must be positive and the {side} a multiple "
             f"of {lanes}, the {'lanes' if how.parts == 1 else 'complex numbers in a vector'} of {isa.name}"
         )
-    if how.matrix and rows % MATRIX_ROWS:
-        raise ValueError(f"micro-kernel {rows}x{columns}: the rows must be a multiple of {MATRIX_ROWS}, those of a register of {how.name}")
     needed = registers_needed(rows, columns, isa, how, resident)
     kind, has = ("tile", MATRIX_REGISTERS) if how.matrix else ("vector", isa.vector_registers)
     if needed > has:

@@ -49,8 +49,10 @@ class Workspace:
             # A tile on its way to a C with gaps.
             needed = tirx.Select(generator.values["csc"] == const(1), const(0), const(1))
             self._add("Cs", needed * const(tile["m"] * tile["n"]), (const(tile["n"]), 1), self._per_task)
-            if generator.elements.arithmetic.matrix:  # and one on its way from the unit to vector registers
+            if (how := generator.elements.arithmetic).matrix:  # and one on its way from the unit to vector registers
                 self._add("T", const(tile["m"] * tile["n"]), (const(tile["n"]), 1), self._per_task)
+                if how.planes > 1:  # and a part of it, of one weight
+                    self._add("U", const(tile["m"] * tile["n"]), (const(tile["n"]), 1), self._per_task)
             if generator.elements.rounds_once:
                 self._add_sums()
         elif spec.step == "optimised":
@@ -90,11 +92,24 @@ class Workspace:
     def _add(self, name: str, size, strides: tuple, copies=None) -> None:
         """``copies``: None for one, or their number, or ``slots``, which computes it from the size of one."""
         generator = self._generator
+        if not self._of_panels(name):
+            size = size * const(self._sums_width)
         size = let(name + "_size", emit.round_up(size, const(CACHE_LINE // generator.elements.panels.itemsize)))
         offset = let(name + "_offset", self.size)
         copies = slots(generator, size) if copies is slots else copies
         self._regions[name] = _Region(offset, size, strides, copies)
         self.size = offset + (size if copies is None else size * copies)
+
+    @staticmethod
+    def _of_panels(name: str) -> bool:
+        """Whether a buffer has the elements of panels; the others have sums. (Parts of sums on a matrix unit have 32 bits.)"""
+        return name in ("A", "B", "U")
+
+    @property
+    def _sums_width(self) -> int:
+        """Elements of panels that a sum is as wide as."""
+        elements = self._generator.elements
+        return elements.sums.itemsize // elements.panels.itemsize
 
     def _add_panels(self, name: str, operand: str, at: str, copies=None) -> None:
         """Micro-panels of the operand's block: (panel, step along it, element across it)."""
@@ -111,8 +126,10 @@ class Workspace:
         if copies is None and generator.private(at):
             copies = self._per_task
         strides = (stride, const(width), 1)
-        if operand == "A" and generator.elements.arithmetic.matrix:
-            strides = (stride, const(width * MATRIX_ROWS), const(MATRIX_ROWS), 1)
+        if (how := generator.elements.arithmetic).matrix:  # (panel, plane, step, column) or (panel, plane, chunk, row, step)
+            of_plane = (const(width), 1) if operand == "B" else (const(width * MATRIX_ROWS), const(MATRIX_ROWS), 1)
+            strides = (stride * const(how.planes), stride, *of_plane)
+            stride = stride * const(how.planes)
         self._add(name, panels * stride, strides, copies)
 
     def _add_sums(self) -> None:
@@ -146,11 +163,14 @@ class Workspace:
         return self._view("chosen", self._regions[name], offset)
 
     def _offset(self, name: str, index):
+        """Of a buffer, in its own elements."""
         region = self._regions[name]
-        return region.offset if index is None or region.copies is None else region.offset + index * region.size
+        offset = region.offset if index is None or region.copies is None else region.offset + index * region.size
+        wide = not self._of_panels(name) and self._sums_width > 1
+        return tirx.truncdiv(offset, const(self._sums_width)) if wide else offset
 
     def _view(self, name: str, region: _Region, offset) -> emit.View:
         generator = self._generator
+        vectors = generator.elements.panels if self._of_panels(name) else generator.elements.sums
         name = name if len(name) > 1 else name + "c"
-        vectors = generator.elements.panels if name in ("Ac", "Bc") else generator.elements.sums
         return emit.View(name, generator.pointers["work"], vectors.dtype, region.strides, offset)

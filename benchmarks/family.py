@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from tvmgemm import settings, timing, trial
-from tvmgemm.family.members import member
-from tvmgemm.family.tiles import TILES
+from tvmgemm.family.members import member, unblocked_member
+from tvmgemm.family.tiles import TILES, UNBLOCKED_TILES
 from tvmgemm.family.variants import VARIANTS
 from tvmgemm.host import host
 from tvmgemm.planner import plan
@@ -57,7 +57,11 @@ def cases(dtype: str, extent: str) -> Iterator[Case]:
 
 def specs(isa: str, dtype: str, extent: str, threads: int) -> Iterator[KernelSpec]:
     """The members: every variant with all its tiles and packings, in a quick run only with its default tile, and
-    packing all or as little as it can; with several threads also with each loop that they can share out."""
+    packing all or as little as it can; the one without cache blocks. With several threads also with each loop that they
+    can share out."""
+    if (isa, dtype) in UNBLOCKED_TILES:
+        for loop in ("", "ic", "jc") if threads > 1 else ("",):
+            yield unblocked_member(dtype, isa, parallel=loop)
     for variant in VARIANTS.values():
         tiles = tuple(dict.fromkeys(TILES[isa, dtype][variant.resident]))
         packings = variant.packings
@@ -71,7 +75,7 @@ def specs(isa: str, dtype: str, extent: str, threads: int) -> Iterator[KernelSpe
 
 def label(spec: KernelSpec) -> str:
     """What a report calls a member: ``B3A2C0 14x32 ab``, and the parallel loop."""
-    return " ".join(filter(None, (spec.variant, spec.tile, spec.packing, spec.parallel)))
+    return " ".join(filter(None, (spec.variant, spec.tile, spec.packing, spec.parallel, "" if spec.blocked else "unblocked")))
 
 
 def measure(suite: Suite, case: Case, dtype: str, conditions: Conditions) -> Iterator[MemberRow]:

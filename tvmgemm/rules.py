@@ -172,6 +172,11 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[R
     )  # fmt: skip
     if problem.b_layout != "row":
         low = replace(low, variant="A3B2C0", packing="ab")
+    # Rows of tiles enough to pay for packing a B that comes from afar, its rows pages apart.
+    far = replace(
+        low, box=low.box.clipped("m", FLAT // 2 + 1, FLAT).clipped("kn", 4.0 * kc * columns, math.inf), variant="A3B2C0", packing="ab",
+        reason=f"k <= {SHALLOW} and a B of more than {4 * kc * columns} elements: packed once for all rows of tiles",
+    )  # fmt: skip
     shallow = Rule(
         Box(m=(SHORT + 1, math.inf), k=(0, SHALLOW), n=(columns + 1, math.inf)), "A3B2C0", "ab", 2,
         f"k <= {SHALLOW}: C is most of the traffic, so its rows are written in turn",
@@ -198,7 +203,7 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[R
     thin = [lean, slim] if problem.dtype == "float64" and options.num_threads == 1 else [slim]
     first = [column] if plain else [tiny, narrow, slender]
     once = [flat] if "B" in TILES[isa.name, problem.dtype] else []
-    return [*first, few, *wide, small, low, shallow, *once, short, *thin, large]
+    return [*first, few, *wide, small, *([far] if options.num_threads == 1 else []), low, shallow, *once, short, *thin, large]
 
 
 def _choices_without_peer(problem: Problem, isa: Isa, host: Host, options: Options) -> list[Rule]:

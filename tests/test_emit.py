@@ -356,6 +356,14 @@ def test_without_tvm_the_loops_are_shown_and_the_rest_says_what_to_install(shown
         )
 
 
+def test_another_arithmetic(shown, refused):
+    assert "micro-kernel, madd16" in shown("--target x86-64-v4-vnni --dtype int8 --arithmetic madd16")
+    status, said = refused("--target x86-64-v4-vnni --dtype float16 --arithmetic fma32")
+    assert status == 2 and "no kernels for float16 on x86-64-v4-vnni" in said
+    status, said = refused("--target x86-64-v4 --dtype int8 --arithmetic dot8")
+    assert status == 2 and "int8 on x86-64-v4 has madd16, mul16" in said
+
+
 def test_another_tvm_is_refused(refused, monkeypatch):
     from tvmgemm.build import child
 

@@ -24,7 +24,7 @@ from tvmgemm.family.inspection import hottest, inner_loops
 from tvmgemm.family.members import member
 from tvmgemm.family.outline import outline
 from tvmgemm.family.validity import check
-from tvmgemm.host import Host
+from tvmgemm.host import Host, host
 from tvmgemm.problem import DTYPES
 from tvmgemm.spec import KernelSpec
 
@@ -38,8 +38,11 @@ def packed(dtype: str, **rest) -> KernelSpec:
     return member("B3A2C0", dtype, amx.LEVEL, **rest)
 
 
-OFTEN = [packed(dtype, parallel="ic") for dtype in MATRIX] + [packed("int8"), packed("uint8-int32", parallel="pc")]
-REST = [member("A3B2C0", dtype, amx.LEVEL, parallel="ic") for dtype in MATRIX]
+#: What differs in code: instructions, planes, sums, the way to C.
+DIFFERENT = ("int8", "uint8-int8-int32", "int16", "int16-int32", "int64", "bfloat16-float32", "bfloat16")
+OFTEN = [packed(dtype, parallel="ic") for dtype in DIFFERENT] + [packed("int32"), packed("uint8-int32", parallel="pc")]
+REST = [packed(dtype, parallel="ic") for dtype in MATRIX if dtype not in DIFFERENT]
+REST += [member("A3B2C0", dtype, amx.LEVEL, parallel="ic") for dtype in MATRIX]
 REST += [packed("uint8-int32", tile=tile, parallel="jc") for tile in ((16, 16), (16, 32), (32, 16), (48, 16), (16, 48))]
 REST += [packed(dtype, parallel="pc") for dtype in ("bfloat16-float32", "int32", "int64")]
 REST += [packed(dtype, op="gemm") for dtype in ("bfloat16", "int16", "int64")]
@@ -79,7 +82,7 @@ def test_products(unit, kernels, spec):
     check()
 
 
-@pytest.mark.parametrize("dtype", BYTES)
+@pytest.mark.parametrize("dtype", [pytest.param(d, marks=() if d in DIFFERENT else pytest.mark.slow) for d in BYTES])
 def test_the_largest_products(kernels, dtype):
     """Lowest times lowest and highest times highest, for longer than any sum can hold them: they wrap, nothing saturates."""
     spec, row = packed(dtype, parallel="ic"), DTYPES[dtype]
@@ -112,8 +115,11 @@ def here(unit, monkeypatch):
     forget_plans()
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("dtype", MATRIX)
+WHOLE_WAY = [pytest.param(dtype, 2) for dtype in ("int8", "int64", "bfloat16")]
+WHOLE_WAY += [pytest.param(dtype, threads, marks=pytest.mark.slow) for dtype in MATRIX for threads in (1, 2)]
+
+
+@pytest.mark.parametrize("dtype, threads", WHOLE_WAY)
 def test_dispatch_uses_the_unit(unit, here, dtype, threads):
     """Through ufunc, planner, build and pool; capped, the next level gives the same."""
     row, rng = DTYPES[dtype], np.random.default_rng(3)
@@ -132,6 +138,18 @@ def test_dispatch_uses_the_unit(unit, here, dtype, threads):
         np.testing.assert_array_equal(*found)
     for x, y, z in zip(a, b, found[0]):
         assert_right(packed(dtype), x.view(stored(row.a)), y.view(stored(row.b)), z)
+
+
+@pytest.mark.parametrize("arithmetic", ["fma32", "dot16"])
+def test_subnormal_bfloat16_is_kept_by_those_who_ask(arithmetic):
+    """The unit that this machine has by default takes them for zeros; kernels that convert do not."""
+    bf16 = pytest.importorskip("ml_dtypes").bfloat16
+    if arithmetic not in WAYS[host().isa(None, "bfloat16").name]["bfloat16"]:
+        pytest.skip(f"no {arithmetic} here")
+    a, b = np.full((40, 50), 2.0**-130, bf16), np.ones((50, 60), bf16)
+    with planned(arithmetic=arithmetic), served_by_us("bfloat16-float32"):
+        assert tvmgemm.explain(a, b).kernel.endswith(f"-{arithmetic}-{tvmgemm.explain(a, b).isa}")
+        assert (tvmgemm.matmul(a, b) == (50 * 2.0**-130 if arithmetic == "fma32" else 0)).all()
 
 
 def test_without_permission_or_unit_it_is_the_next_level():

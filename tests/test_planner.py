@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvmgemm.family import tiles
+from tvmgemm.family.arithmetic import WAYS
 from tvmgemm.family.isa import ISAS
 from tvmgemm.family.tiles import TILES, UNBLOCKED_TILES
 from tvmgemm.family.validity import check, unsuitable
@@ -373,3 +374,25 @@ def test_a_dtype_without_kernels_is_declined_everywhere_at_once(monkeypatch):
         decided = plan(Problem(dtype, 9, 8, 7), HOSTS["server"], Options())
         assert not decided.served and not decided.refused and decided.box == Box()
         assert decided.reason == f"no kernels for {dtype} on x86-64-v4"
+
+
+def test_a_forced_arithmetic_is_honoured_or_refused():
+    everything = Host("x86_64", frozenset().union(*(isa.requires for isa in ISAS.values())), (), 2)
+
+    def decided(dtype: str, arithmetic: str, **rest) -> Plan:
+        found = plan(Problem(dtype, 100, 200, 300), everything, Options(num_threads=1, arithmetic=arithmetic, **rest))
+        if found.served:
+            check(found.spec)
+        return found
+
+    for dtype, ways in WAYS["x86-64-v4-amx"].items():
+        for arithmetic in ways:
+            assert decided(dtype, arithmetic).spec.arithmetic == arithmetic
+    # By the widest level that has it.
+    assert decided("int8", "dot8").spec.isa == "x86-64-v4-vnni"
+    assert decided("bfloat16", "dot16").spec.isa == "x86-64-v4-bf16"
+    assert decided("int16", "madd16", max_isa="x86-64-v3").spec.isa == "x86-64-v3"
+    assert decided("float32", "fma32") == plan(Problem("float32", 100, 200, 300), everything, Options(num_threads=1))
+    for dtype, arithmetic, packing in (("float32", "dot8", None), ("int8", "dot16", None), ("int8", "dot8", "none")):
+        refused = decided(dtype, arithmetic, packing=packing)
+        assert refused.refused and arithmetic in refused.reason

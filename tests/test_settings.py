@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tvmgemm import log, settings
+from tvmgemm.family.arithmetic import ARITHMETICS
 from tvmgemm.family.isa import ISAS
 from tvmgemm.settings import (
     SETTINGS,
@@ -51,6 +52,7 @@ def test_defaults():
         "TVMGEMM_MICROKERNEL",
         "TVMGEMM_PACKING",
         "TVMGEMM_PARALLEL_LOOP",
+        "TVMGEMM_ARITHMETIC",
         "TVMGEMM_TUNED",
         "TVMGEMM_LOG",
     ]
@@ -61,6 +63,7 @@ GOOD = [
     ("variant", "B3A2C0", "B3A2C0"),
     ("max_isa", "x86-64-v2", "x86-64-v2"),
     ("specialise", "off", "off"),
+    ("arithmetic", "madd16", "madd16"),
     ("num_threads", 3, 3),
     ("num_threads", np.int64(3), 3),
     ("jit", "background", "background"),
@@ -80,6 +83,7 @@ def test_accepted_in_code_and_in_the_environment(name, value, kept):
 
 BAD = [
     ("variant", "B3A2", "not one of auto, numpy, B3A2C0"),
+    ("arithmetic", "dot9", f"not one of {', '.join(ARITHMETICS)}"),
     ("max_isa", "avx2", f"not one of {', '.join(ISAS)}"),
     ("num_threads", 0, "not a whole number from 1 to 1024"),
     ("num_threads", 1025, "not a whole number from 1 to 1024"),

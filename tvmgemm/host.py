@@ -65,13 +65,14 @@ class Host:
     cores: int
     model: str = ""
 
-    def isa(self, cap: str | None = None, dtype: str = "float32") -> Isa | None:
+    def isa(self, cap: str | None = None, dtype: str = "float32", arithmetic: str | None = None) -> Isa | None:
         """The widest instruction set with kernels for ``dtype`` whose features are all present and which is not wider
-        than ``cap``.
+        than ``cap``. ``arithmetic``: the widest with such kernels that sum products in that way.
 
         ``cap`` is a name of ``family.isa.ISAS``; one of another architecture says nothing about this one and
         caps nothing. None when this machine has no such instruction set.
         """
+        from .family.arithmetic import WAYS
         from .family.isa import ISAS
         from .family.tiles import TILES
 
@@ -79,6 +80,7 @@ class Host:
         if cap is not None and ISAS[cap].arch == self.arch:
             ours = ours[: ours.index(ISAS[cap]) + 1]
         usable = [isa for isa in ours if isa.requires <= self.features and (isa.name, dtype) in TILES]
+        usable = [isa for isa in usable if arithmetic is None or arithmetic in WAYS[isa.name][dtype]]
         return usable[-1] if usable else None
 
     def cache(self, level: int) -> Cache:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from . import sharing
 from .blocking import BlockSizes, blocks_of
 from .boxes import STACK, Box, Rule
+from .family.arithmetic import WAYS
 from .family.isa import Isa
 from .family.members import member, shape_member, unblocked_member
 from .family.tiles import LARGEST_SHAPE, TILES, UNBLOCKED_TILES
@@ -84,6 +85,13 @@ def plan(
     isa = host.isa(options.max_isa, problem.dtype)
     if options.variant == "numpy":
         return Plan(None, None, 1, Box(), "TVMGEMM_VARIANT=numpy leaves every product to NumPy")
+    if isa is not None and options.arithmetic is not None:
+        ways = WAYS[isa.name][problem.dtype]
+        if ways == (options.arithmetic,):  # nothing to choose
+            options = replace(options, arithmetic=None)
+        elif (isa := host.isa(options.max_isa, problem.dtype, options.arithmetic)) is None:
+            why = f"refused, NumPy serves: arithmetic {options.arithmetic!r}: {problem.dtype} has {', '.join(ways)} here"
+            return Plan(None, None, 1, Box(), why, refused=True)
     if isa is None:
         widest = host.isa(options.max_isa)
         if widest is not None:
@@ -172,15 +180,16 @@ def _spec(rule: Rule, problem: Problem, isa: Isa, options: Options) -> KernelSpe
     tiles = TILES[isa.name, problem.dtype]
     if variant.resident not in tiles:
         raise ValueError(f"{variant.name}: {problem.dtype} has the variants with C in registers")
-    tile = tiles[variant.resident][rule.tile]
+    tile = None if options.arithmetic else tiles[variant.resident][rule.tile]
     if options.microkernel is not None:
         tile = tuple(map(int, options.microkernel.split("x")))
     packing = rule.packing if options.packing is None else options.packing
     if packing != rule.packing and problem.dtype not in BLAS and options.microkernel is None:
         tile = None  # another arithmetic may have other lanes
     return member(
-        variant.name, problem.dtype, isa.name, tile, packing, op=problem.op, parallel=parallel, symmetric=rule.symmetric
-    )
+        variant.name, problem.dtype, isa.name, tile, packing, op=problem.op, parallel=parallel, symmetric=rule.symmetric,
+        arithmetic=options.arithmetic or "",
+    )  # fmt: skip
 
 
 def companions(spec: KernelSpec, host: Host, options: Options) -> list[KernelSpec]:
@@ -188,7 +197,7 @@ def companions(spec: KernelSpec, host: Host, options: Options) -> list[KernelSpe
     because loading the compiler takes longer than compiling a kernel."""
     free = options.variant == "auto"
     name = DEFAULT_VARIANT if free else options.variant
-    if options.microkernel or options.packing or options.parallel_loop or VARIANTS[name].resident != "C":
+    if options.microkernel or options.packing or options.parallel_loop or options.arithmetic or VARIANTS[name].resident != "C":
         return []
     options = replace(options, num_threads=options.num_threads or host.cores)
     lean = free and (spec.isa, spec.dtype) in UNBLOCKED_TILES

@@ -63,7 +63,8 @@ BLAS = ("float32", "float64", "complex64", "complex128")
 
 def forced(options: Options) -> bool:
     """Whether the options name something that the planner would choose otherwise."""
-    return options.variant != "auto" or bool(options.microkernel or options.packing or options.parallel_loop)
+    named = options.microkernel or options.packing or options.parallel_loop or options.arithmetic
+    return options.variant != "auto" or bool(named)
 
 
 def rules_for(problem: Problem, isa: Isa, host: Host, options: Options) -> tuple[Rule, ...]:
@@ -213,6 +214,8 @@ def _choices_without_peer(problem: Problem, isa: Isa, host: Host, options: Optio
     packed = Rule(Box(), name, "ab", 0, "both operands packed")
     if problem.b_layout != "row":
         return [packed]
+    if options.arithmetic:
+        return [replace(packed, reason=f"both operands packed, arithmetic {options.arithmetic} is forced")]
     lanes = lanes_of(isa.name, problem.dtype, "none")
     free = options.variant == "auto" and not (options.microkernel or options.packing)
     widest = UNBLOCKED_TILES.get((isa.name, problem.dtype), (0, 0))[1]

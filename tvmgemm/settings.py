@@ -107,6 +107,12 @@ def _isa_names() -> tuple[str, ...]:
     return tuple(ISAS)
 
 
+def _arithmetic_names() -> tuple[str, ...]:
+    from .family.arithmetic import ARITHMETICS
+
+    return tuple(ARITHMETICS)
+
+
 def _setting(default: object, kind: Kind, help: str):
     return field(default=default, metadata={"kind": kind, "help": help})
 
@@ -150,6 +156,11 @@ class Options:
         None,
         one_of(lambda: ("ic", "jc", "pc", "stack", "none")),
         "the loop that threads share out, 'stack' among them, or 'none' for one thread; None: the planner's choice",
+    )
+    arithmetic: str | None = _setting(
+        None,
+        one_of(_arithmetic_names),
+        "how products are summed, of the ways that dtype and instruction set have (docs/family.md); None: the planner's",
     )
     tuned: str = _setting(
         "on",

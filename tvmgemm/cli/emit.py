@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tvmgemm import settings
-from tvmgemm.family.arithmetic import WAYS, arithmetic_of
+from tvmgemm.family.arithmetic import ARITHMETICS, WAYS, arithmetic_of
 from tvmgemm.family.inspection import InnerLoop, hottest, inner_loops
 from tvmgemm.family.isa import isa_of
 from tvmgemm.family.members import default_members, member
@@ -83,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--op", default=OPS[0], choices=OPS, metavar="O", help="matmul: A.B; gemm: alpha.A.B + beta.C")
     add("--microkernel", type=_tile, metavar="RxC", help="tile of the resident operand, as in 14x32")
     add("--packing", metavar="P", help="operands that are packed: ab, ac, bc, a, b, c, none")
+    add("--arithmetic", default="", choices=ARITHMETICS, metavar="A", help="how products are summed (docs/family.md)")
     add("--parallel-loop", default="none", choices=loops, metavar="L", help="what tasks share: ic, jc, pc, none")
     add("--unblocked", action="store_true", help="micro-tiles without loops over cache blocks, for small products")
     add("--symmetric", action="store_true", help="A.A^T: half of C is computed and copied to the other")
@@ -133,7 +134,7 @@ def _specs(asked: argparse.Namespace, target: Target, parser: argparse.ArgumentP
         parser.error(f"argument --dtype: no kernels for {asked.dtype} on {target.isa}; there are some for {', '.join(WAYS[target.isa])}")
     if "all" not in (asked.variant, asked.dtype):
         rest = {
-            "op": asked.op, "symmetric": asked.symmetric, "step": asked.step, "without": asked.without,
+            "arithmetic": asked.arithmetic, "op": asked.op, "symmetric": asked.symmetric, "step": asked.step, "without": asked.without,
             "blocked": not asked.unblocked,
         }  # fmt: skip
         packing = "none" if asked.unblocked and asked.packing is None else asked.packing
@@ -156,7 +157,7 @@ def _specs(asked: argparse.Namespace, target: Target, parser: argparse.ArgumentP
         parser.error(
             f"'all' goes with --show counts only; for --show {asked.show} name one variant and one dtype"
         )
-    names = ("op", "microkernel", "packing", "symmetric", "parallel_loop", "unblocked", "step", "without")
+    names = ("op", "microkernel", "packing", "arithmetic", "symmetric", "parallel_loop", "unblocked", "step", "without")
     if changed := [name for name in names if getattr(asked, name) != parser.get_default(name)]:
         option = "--" + changed[0].replace("_", "-")
         parser.error(f"'all' shows default kernels; leave out {option}, or name one variant and one dtype")

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..spec import KernelSpec
-from .arithmetic import arithmetic_of
-from .tiles import UNBLOCKED_TILES, tiles_of
+from .arithmetic import WAYS, arithmetic_of
+from .tiles import UNBLOCKED_TILES, check_tile, tiles_of
 from .variants import VARIANTS
 
 
@@ -23,7 +23,7 @@ def member(
 
     ``packing`` None: what the variant packs. ``tile`` None: the default of kernels that read B in place for
     such a kernel with resident C, and for one that packs B but has their arithmetic; otherwise the first of the table. A
-    kernel with ``blocked=False`` has its own.
+    kernel with ``blocked=False`` has its own, one with another ``arithmetic`` the first that it can hold.
     """
     row = VARIANTS[variant]
     packing = row.packable if packing is None else packing
@@ -33,11 +33,23 @@ def member(
         in_place = row.resident == "C" and (
             "b" not in packing or arithmetic_of(isa, dtype, packing) != arithmetic_of(isa, dtype, "ab")
         )
-        tile = tiles_of(isa, dtype)[row.resident][in_place]
+        tiles = tiles_of(isa, dtype)[row.resident]
+        tile = tiles[in_place]
+        if rest.get("arithmetic") in WAYS[isa].get(dtype, ()):
+            tile = next((each for each in (tile, *tiles) if _holds(each, isa, dtype, packing, rest["arithmetic"])), tile)
     sizes = dict.fromkeys(("mr", "nr", "kr"), 0) | {
         d + "r": size for d, size in zip(row.tile_dimensions, tile)
     }
     return KernelSpec(dtype=dtype, isa=isa, variant=variant, packing=packing, **sizes, **rest)
+
+
+def _holds(tile: tuple[int, int], isa: str, dtype: str, packing: str, arithmetic: str) -> bool:
+    """Whether the registers hold that tile of C."""
+    try:
+        check_tile(*tile, isa, arithmetic_of(isa, dtype, packing, arithmetic))
+    except ValueError:
+        return False
+    return True
 
 
 def unblocked_member(dtype: str, isa: str, **rest: object) -> KernelSpec:

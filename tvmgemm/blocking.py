@@ -21,6 +21,7 @@ which k is added up, so an element of C does not depend on which member of the f
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from .family.arithmetic import Arithmetic, arithmetic_of, lanes_of
 from .family.isa import ISAS
@@ -111,6 +112,7 @@ def _rows(cache: Cache, reserved: int, row: int) -> int:
     return max(1, ways * _way(cache) // row)
 
 
+@lru_cache(maxsize=256)
 def blocks_of(spec: KernelSpec, host: Host) -> BlockSizes:
     """The block sizes of a kernel on this host."""
     l1, l2, l3 = (host.cache(level) for level in (1, 2, 3))

@@ -15,24 +15,32 @@ STACK = "stack"
 _UNBOUNDED = (0, 2**62)
 _EVERY = (0.0, math.inf)
 
+#: Up to where bounds are weighed against each other.
+_USUAL = {"m": 2.0**12, "n": 2.0**12, "k": 2.0**12, "batch": 2.0**12, "mn": 2.0**24, "kn": 2.0**24, "work": 2.0**36}
+
+Bounds = tuple[float, float]
+
+#: The sides of a box that are bounded, and how.
+Limits = dict[str, Bounds]
+
 
 @dataclass(frozen=True)
 class Box:
     """Inclusive bounds on what a problem's numbers may be; ``mn``, ``kn`` and ``work`` are m.n, k.n and m.n.k as floats."""
 
-    m: tuple[float, float] = _UNBOUNDED
-    n: tuple[float, float] = _UNBOUNDED
-    k: tuple[float, float] = _UNBOUNDED
-    batch: tuple[float, float] = _UNBOUNDED
-    mn: tuple[float, float] = _EVERY
-    kn: tuple[float, float] = _EVERY
-    work: tuple[float, float] = _EVERY
+    m: Bounds = _UNBOUNDED
+    n: Bounds = _UNBOUNDED
+    k: Bounds = _UNBOUNDED
+    batch: Bounds = _UNBOUNDED
+    mn: Bounds = _EVERY
+    kn: Bounds = _EVERY
+    work: Bounds = _EVERY
 
     PRODUCTS = ("mn", "kn", "work")
     SIDES = ("m", "n", "k", "batch", *PRODUCTS)
 
     @cached_property
-    def limits(self) -> dict[str, tuple[float, float]]:
+    def limits(self) -> Limits:
         """The sides that are bounded: most boxes bound few, and a miss in the table compares hundreds of boxes."""
         sides = ((side, getattr(self, side)) for side in self.SIDES)
         return {side: bounds for side, bounds in sides if bounds != (_EVERY if side in self.PRODUCTS else _UNBOUNDED)}
@@ -51,32 +59,52 @@ class Box:
 
     def beside(self, others: Iterable[Box], problem: Problem) -> Box:
         """A part of this box, with the problem in it, that meets none of ``others``, none of which holds the problem."""
-        box = Box()  # whose bounds are whole numbers
-        for side in self.SIDES:
-            box = box.clipped(side, *getattr(self, side))
+        limits = dict(self.limits)
         for other in others:
-            if box.meets(other):
-                box = box.without(other, problem)
-        return box
+            if meet(limits, other.limits):
+                _cut(limits, other.limits, problem)
+        whole = Box()  # whose bounds are whole numbers
+        return replace(whole, **{side: _both(getattr(whole, side), bounds) for side, bounds in limits.items()})
 
-    def meets(self, other: Box) -> bool:
-        """Whether the bounds of both can be kept at once."""
-        for side, (low, high) in other.limits.items():
-            ours = getattr(self, side)
-            if max(ours[0], low) > min(ours[1], high):
-                return False
-        return True
 
-    def without(self, other: Box, problem: Problem) -> Box:
-        """The part of this box on the problem's side of a bound of ``other`` that the problem breaks."""
-        for side, (low, high) in other.limits.items():
-            value = getattr(problem, side)
-            exact = side not in self.PRODUCTS
-            if value < low:
-                return self.clipped(side, -math.inf, low - 1 if exact else math.nextafter(low, -math.inf))
-            if value > high:
-                return self.clipped(side, high + 1 if exact else math.nextafter(high, math.inf), math.inf)
+def meet(ours: Limits, theirs: Limits) -> bool:
+    """Whether the bounds of both can be kept at once."""
+    for side, (low, high) in theirs.items():
+        if side in ours and (ours[side][0] > high or ours[side][1] < low):
+            return False
+    return True
+
+
+def _both(x: Bounds, y: Bounds) -> Bounds:
+    return max(x[0], y[0]), min(x[1], y[1])
+
+
+def _cut(limits: Limits, other: Limits, problem: Problem) -> None:
+    """Narrow ``limits`` to the problem's side of a bound of ``other`` that the problem breaks: of the one that leaves the
+    greatest part of them, so that few boxes are as good as many."""
+    best, most = None, -1.0
+    for side, (low, high) in other.items():
+        value, exact = getattr(problem, side), side not in Box.PRODUCTS
+        if value < low:
+            left = (0.0, low - 1 if exact else math.nextafter(low, -math.inf))
+        elif value > high:
+            left = (high + 1 if exact else math.nextafter(high, math.inf), math.inf)
+        else:
+            continue
+        now = limits.get(side, _EVERY)
+        left = _both(now, left)
+        part = (_extent(side, left) + 0.01) / (_extent(side, now) + 0.01)
+        if part > most:
+            best, most = (side, left), part
+    if best is None:
         raise ValueError("the problem lies inside the box that is to be cut away")
+    limits[best[0]] = best[1]
+
+
+def _extent(side: str, bounds: Bounds) -> float:
+    """How much there is between the bounds, as a logarithm: no more than what sizes up to some thousands can be."""
+    low, high = (math.log2(min(bound, _USUAL[side]) + 1.0) for bound in bounds)
+    return high - low
 
 
 @dataclass(frozen=True)

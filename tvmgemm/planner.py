@@ -116,15 +116,17 @@ def plan(
 def shape_spec(problem: Problem, host: Host, options: Options) -> KernelSpec | None:
     """The kernel for the problem's shape alone; None if there can be none, if it would gain nothing, or if the options
     force another."""
+    if problem.work > SHAPE_WORK or forced(options) or options.specialise == "off" or problem.op != "matmul":
+        return None
     isa = host.isa(options.max_isa, problem.dtype)
-    if isa is None or forced(options) or options.specialise == "off" or problem.op != "matmul":
+    if isa is None:
         return None
     spec = shape_member(problem.dtype, isa.name, (problem.m, problem.n, problem.k))
     try:
         check(spec)
     except ValueError:
         return None
-    return spec if problem.work <= SHAPE_WORK and unsuitable(spec, problem) is None else None
+    return spec if unsuitable(spec, problem) is None else None
 
 
 def _shape_plan(spec: KernelSpec, problem: Problem, host: Host, options: Options) -> Plan:

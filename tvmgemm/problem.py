@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 #: Layout classes, numbered as in native/tvmgemm.h.
 ROW, COL, STRIDED = 0, 1, 2
@@ -106,17 +107,17 @@ class Problem:
     symmetric: bool = False
     gemv: bool = False
 
-    @property
+    @cached_property
     def mn(self) -> float:
         """Elements of C of one product, as a float, like ``work``."""
         return float(self.m) * float(self.n)
 
-    @property
+    @cached_property
     def kn(self) -> float:
         """Elements of B of one product, as a float, like ``work``."""
         return float(self.k) * float(self.n)
 
-    @property
+    @cached_property
     def work(self) -> float:
         """Multiply-adds of one product, as a float: sizes beyond 2**31 must not overflow in the native table."""
         return float(self.m) * float(self.n) * float(self.k)

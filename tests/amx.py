@@ -64,7 +64,7 @@ def unit(folder: Path) -> Iterator[Unit]:
         yield Unit(None)
         return
     library = folder / "amx_emulator.so"
-    options = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    options = ["-std=gnu11", "-O3", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
     subprocess.run([compiler(), *options, "-o", library, SOURCE], check=True, timeout=120)
     emulator = ctypes.CDLL(str(library))
     assert emulator.amx_begin() == 0

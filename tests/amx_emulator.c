@@ -111,7 +111,7 @@ static float kept(float x)
 }
 
 /* Loops over the columns of C, which the compiler vectorises: tests execute millions of these. */
-#define FAST __attribute__((target("avx2,fma"), optimize("O3")))
+#define FAST __attribute__((target("avx2,fma")))
 
 FAST static void floats(int c, int a, int b)
 {

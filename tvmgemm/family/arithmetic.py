@@ -1,8 +1,8 @@
 """How the sum of products is computed, per instruction set and dtype, as tables.
 
-An element of a packed panel and an accumulator are lanes of the same width (but for ``split64``). A panel's element holds ``group`` elements
-of the operand, consecutive along k, which one instruction multiplies with those of the other operand and adds up: four
-bytes (``dot8``), two 16-bit integers (``madd16``), or just one. Integers wrap modulo 2**n, so what a dtype's own width
+An element of a packed panel and an accumulator are lanes of the same width (but for ``split64``). A panel's element holds
+``group`` elements of the operand, consecutive along k, which one instruction multiplies with those of the other operand and
+adds up: four bytes (``dot8``), two 16-bit integers (``madd16``), or just one. Integers wrap modulo 2**n, so what a dtype's own width
 cannot see (the sign of what is multiplied modulo 2**8, the upper half of a 32-bit sum of 16-bit products) need not be
 right, and is chosen for speed.
 

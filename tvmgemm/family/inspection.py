@@ -22,9 +22,9 @@ class InnerLoop:
     an operand of an FMA or by naming their lane in FMAs (then each element counts once). ``stores``: vectors
     written. ``masked``: memory operands under a mask, and ``branches`` besides the one that closes the loop:
     those are at the edges of the matrix. ``registers``: vector registers named. ``stack``: operands on the
-    stack. ``matrix``: those of ``fmas`` that a matrix unit does. ``scalar_fmas``: those of one element. ``other``: instructions that are none of these: addresses,
-    the loop's count, moves, scalar loads. ``text``: the instructions, one a line, with the labels between
-    them.
+    stack. ``matrix``: those of ``fmas`` that a matrix unit does. ``scalar_fmas``: those of one element.
+    ``other``: instructions that are none of these: addresses, the loop's count, moves, scalar loads.
+    ``text``: the instructions, one a line, with the labels between them.
     """
 
     function: str

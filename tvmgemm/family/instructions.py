@@ -17,7 +17,8 @@ class Syntax:
 
     ``branch``: mnemonics that may jump to the label they end with; ``leaves``: those that never go on.
     ``vector`` finds a vector register's number. ``fma``, ``multiply``, ``add`` are vector arithmetic (of
-    booleans: and, or), ``matrix`` those of ``fma`` that are a matrix unit's, ``scalar_fma`` is of one element. ``load``, ``store`` count a vector for each match of ``moved`` (or one),
+    booleans: and, or), ``matrix`` those of ``fma`` that are a matrix unit's, ``scalar_fma`` is of one element.
+    ``load``, ``store`` count a vector for each match of ``moved`` (or one),
     ``element`` finds what an FMA takes a single element from and ``define`` what an instruction overwrites.
     ``framed`` is what sets up a frame pointer: only then ``frame`` operands are on the stack as ``stack``
     operands are.

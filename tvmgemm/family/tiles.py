@@ -143,7 +143,9 @@ def check_tile(rows: int, columns: int, isa_name: str, how: Arithmetic, resident
     """Raise ValueError, with the count of registers, for a tile that this instruction set cannot hold."""
     isa = isa_of(isa_name)
     if how.matrix and (rows < 1 or columns < 1 or rows % MATRIX_ROWS or columns % MATRIX_ROWS):
-        raise ValueError(f"micro-kernel {rows}x{columns}: with {how.name} both must be multiples of {MATRIX_ROWS}, a register's rows and columns")
+        raise ValueError(
+            f"micro-kernel {rows}x{columns}: with {how.name} both must be multiples of {MATRIX_ROWS}, the rows and columns of a register"
+        )
     lanes = how.columns(isa)
     along, side = (rows, "rows") if resident == "A" else (columns, "columns")
     if rows < 1 or columns < 1 or along % lanes:

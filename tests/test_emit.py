@@ -72,7 +72,7 @@ for jc in range(0, n, nc):
       Ac = pack A[ic:+mc, pc:+kc]             # panels of kc x 14
       for jr in range(0, nc, 32):
         for ir in range(0, mc, 14):
-          prefetch C[ic+ir:+14, jc+jr:+32]
+          prefetch C[ic+ir:+14, jc+jr:+32]    # in the course of p; and some of the next Ac
           T = 0                               # 14 x 32 of C, in registers
           for p in range(kc):                 # micro-kernel
             T += Ac[ir:+14, p]*Bc[p, jr:+32]  # 2 loads, 14 broadcasts, 28 FMAs; prefetches Bc ahead

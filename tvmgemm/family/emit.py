@@ -305,6 +305,7 @@ class View:
     def __init__(self, name: str, pointer, dtype: str, strides, offset=None):
         self._buffer = T.decl_buffer((const(1 << 40),), dtype, data=pointer, align=bits(dtype) // 8)
         IRBuilder.name(name, self._buffer)
+        self.dtype = dtype
         self._strides = strides
         self._offset = offset
 

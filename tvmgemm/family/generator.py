@@ -18,7 +18,7 @@ import tvm
 from tvm import tirx
 
 from ..spec import STEPS, KernelSpec
-from . import emit, macrokernel, matrix_unit, partition, plain, specialised, split_k, triangle, unblocked
+from . import ahead, emit, macrokernel, matrix_unit, partition, plain, specialised, split_k, triangle, unblocked
 from .arithmetic import MATRIX_ROWS
 from .elements import Elements
 from .emit import const, let, loop
@@ -66,6 +66,7 @@ class Generator:
     slot: Any = field(init=False, default=None)
     panels_here: tuple | None = field(init=False, default=None)
     following: unblocked.Following | None = field(init=False, default=None)
+    packed_next: ahead.Lines | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -250,6 +251,9 @@ class Generator:
             here = [operand for operand, at in self.packed.items() if at == name]
             for operand in here:
                 self._pack(operand, name, inner, task)
+                if not rest and self._asks_for_next:
+                    end = whole.start + whole.size if whole else self.values[dimension]
+                    self.packed_next = ahead.lines_behind(self, operand, inner[dimension], end, inner["k"])
             with macrokernel.partial_sums(self, name, inner, task):
                 self._outer_loops(rest, inner, task)
 
@@ -269,6 +273,14 @@ class Generator:
                 first, share = self.share(count, task)
                 with loop(name, share, first) as index:
                     body(index, task)
+
+    @property
+    def _asks_for_next(self) -> bool:
+        """Whether tiles ask for what is packed after their block. Tiles of half a matrix are not counted; those of a matrix unit
+        have no loop to do so in."""
+        spec = self.spec
+        resident_c = self.variant.resident == "C" and spec.step == STEPS[-1] and not spec.symmetric
+        return resident_c and ahead.prefetches(self) and not self.elements.arithmetic.matrix
 
     def _pieces(self, loops: list[str], blocks: dict[str, Block], task) -> None:
         """All blocks of k for one piece of C after the other: see ``_piece``."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from . import emit, matrix_unit, microkernel, triangle
+from . import ahead, emit, matrix_unit, microkernel, triangle
 from .arithmetic import MATRIX_ROWS
 from .emit import const, let, loop
 from .packed_c import partial_sums
@@ -35,7 +35,7 @@ def resident_c(g: Generator, blocks: dict[str, Block], task) -> None:
         registers = lambda vectors, mr, nr: matrix_unit.stored_sums(vectors, sums, mr, nr)  # noqa: E731
         matrix_unit.configure()
 
-    def product(at: dict[str, Any]) -> None:
+    def product(at: dict[str, Any], turn: ahead.Turn) -> None:
         i, j = at["ir"] * const(mr), at["jr"] * const(nr)
         tile = microkernel.Tile(
             elements=g.elements,
@@ -47,18 +47,21 @@ def resident_c(g: Generator, blocks: dict[str, Block], task) -> None:
             columns=let("columns", blocks["n"].size - j),
             registers=registers(g.vectors, mr, nr),
         )
-        _by_width(tile, lambda tile: _tile_product(g, tile, at, blocks["k"], task))
+        _by_width(tile, lambda tile: _tile_product(g, tile, at, blocks["k"], task, turn))
 
     if g.spec.symmetric:
         with loop("jr", triangle.panels(g, blocks)) as jr:
             first = triangle.first_tile(g, blocks, jr)
             with loop("ir", _tiles(g, "ir", blocks) - first, first) as ir:
-                product({"ir": ir, "jr": jr})
+                product({"ir": ir, "jr": jr}, ahead.Turn(g))
             triangle.mirror(g, blocks, jr)
         return
     first, number = g.panels_here or (const(0), _tiles(g, outer, blocks))
-    with loop(outer, number, first) as x, loop(inner, _tiles(g, inner, blocks)) as y:
-        product({outer: x, inner: y})
+    with loop(outer, number, first) as x:
+        across = _tiles(g, inner, blocks)
+        with loop(inner, across) as y:
+            turn = ahead.Turn(g, let("turn", (x - first) * across + y), let("turns", number * across))
+            product({outer: x, inner: y}, turn)
     if matrix:
         matrix_unit.release()
 
@@ -76,19 +79,20 @@ def _by_width(tile: microkernel.Tile, product: Callable[[microkernel.Tile], None
     )
 
 
-def _tile_product(g: Generator, tile: microkernel.Tile, at: dict[str, Any], along: Block, task) -> None:
+def _tile_product(g: Generator, tile: microkernel.Tile, at: dict[str, Any], along: Block, task, turn: ahead.Turn) -> None:
     """One micro-tile over the block of k, from clearing it to bringing it back."""
-    if g.packed and _prefetches(g):
-        _prefetch_c(g, tile)
     steps = g.steps(along.size)
     if g.elements.arithmetic.matrix:
+        if ahead.prefetches(g):
+            for row in range(turn.stretches(tile)):
+                turn.begin(tile, const(row))
         _tile_of_matrix_unit(g, tile, at, along, steps, task)
         return
     shift = None
     if g.elements.shifted:
         shift = lambda c: g.panels["B"].get_vector(g.vectors.lanes, at["jr"], steps, const(c))  # noqa: E731
     microkernel.clear(tile, shift)
-    _multiply_tile(g, tile, at, along, steps)
+    _multiply_tile(g, tile, at, along, steps, turn)
     _bring_back(g, tile, along, task)
 
 
@@ -146,19 +150,7 @@ def _tiles(g: Generator, name: str, blocks: dict[str, Block]):
     return let(f"{name}_tiles", emit.ceil_div(blocks[dimension].size, const(g.tile[dimension])))
 
 
-def _prefetches(g: Generator) -> bool:
-    return "prefetch" not in g.spec.without
-
-
-def _prefetch_c(g: Generator, tile: microkernel.Tile) -> None:
-    """Ask for the tile of C while the micro-kernel runs: it comes from L3 or memory and is needed at the end."""
-    line = CACHE_LINE // g.elements.c.itemsize
-    for i in range(tile.mr // g.elements.parts):
-        for c in range(0, tile.nr, line):
-            g.c_rows.prefetch(tile.row(i), tile.j0 + const(c))
-
-
-def _multiply_tile(g: Generator, tile: microkernel.Tile, at: dict[str, Any], along: Block, steps) -> None:
+def _multiply_tile(g: Generator, tile: microkernel.Tile, at: dict[str, Any], along: Block, steps, turn: ahead.Turn) -> None:
     """The micro-kernel; an operand that is not packed is read in place, clamped or masked at the edge."""
     lanes = g.vectors.lanes
 
@@ -191,15 +183,16 @@ def _multiply_tile(g: Generator, tile: microkernel.Tile, at: dict[str, Any], alo
     def converted(vector):
         return g.elements.element("B", vector, lanes)
 
-    def ahead(p) -> None:
+    def next_rows(p) -> None:
         for c in range(0, tile.nr, CACHE_LINE // g.elements.panels.itemsize):
             g.panels["B"].prefetch(at["jr"], p + const(microkernel.PREFETCH_ROWS), const(c))
 
     def run(full: bool, unit: bool = False) -> None:
-        prefetched = "B" in g.packed and _prefetches(g)
+        asks = ahead.prefetches(g)
         microkernel.multiply_add(
-            tile, steps, a_at(full, unit), b_at(full), ahead if prefetched else None,
+            tile, steps, a_at(full, unit), b_at(full), next_rows if asks and "B" in g.packed else None,
             register_loads="register-loads" not in g.spec.without,
+            stretches=turn.stretches(tile), begin=(lambda stretch: turn.begin(tile, stretch)) if asks else None,
         )  # fmt: skip
 
     if {"A", "B"} <= set(g.packed):

@@ -98,15 +98,18 @@ def multiply_add(
     ahead: Callable[[Any], None] | None = None,
     register_loads: bool = True,
     rolled: bool = False,
+    stretches: int = 1,
+    begin: Callable[[Any], None] | None = None,
 ) -> None:
     """C tile += A . B over so many steps along k.
 
     ``a_at(i, p)`` is an element of A as panels hold it, or a vector of it, ``b_at(c, p)`` a vector of B; ``ahead(p)`` emits prefetches.
+    The loop is cut into ``stretches``, each of which ``begin(stretch)`` precedes, where there is such a function.
     ``register_loads``: a vector of B is loaded once for all rows; otherwise each of its multiply-adds reads it from memory.
     ``rolled``: LLVM is to leave the loop as it is.
     """
 
-    with loop("p", steps) as p:
+    def step(p) -> None:
         if rolled:
             emit.rolled()
         if ahead is not None:
@@ -122,6 +125,17 @@ def multiply_add(
             for c in tile.chunks():
                 register = tile.registers[i, c]
                 register.set(tile.elements.multiply_add(a, b[c], register.get()))
+
+    if begin is None:
+        with loop("p", steps) as p:
+            step(p)
+        return
+    with loop("stretch", const(stretches)) as stretch:
+        begin(stretch)
+        first, end = (emit.tirx.truncdiv(steps * each, const(stretches)) for each in (stretch, stretch + const(1)))
+        first = let("first_step", first)
+        with loop("p", end - first, first) as p:
+            step(p)
 
 
 def write_back(

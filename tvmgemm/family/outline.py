@@ -296,7 +296,8 @@ class _Outline:
             return
         with self._triangle(c) if self.spec.symmetric else self._tiles():
             if self.packed and prefetch:
-                self._line(f"prefetch {c}")
+                last = [operand for operand, at in self.packed.items() if at == self.variant.outer[-1] and not self.spec.symmetric]
+                self._line(f"prefetch {c}", "in the course of p" + "".join(f"; and some of the next {operand}c" for operand in last))
             own = "" if self.how.sum == self.spec.dtype else f", {self.how.sum}"
             self._line("T = 0", f"{mr} x {nr} of C, in registers{own}")
             ahead = "; prefetches Bc ahead" if "B" in self.packed and prefetch else ""

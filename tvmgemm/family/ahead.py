@@ -1,0 +1,100 @@
+"""What is needed soon, asked for while the micro-kernel runs: the tile of C that it ends with, and what is packed next.
+
+Both come from L3 or memory, where a line takes as long as hundreds of FMAs, and a core waits for few dozen lines at a time
+(24 on Zen 4). Those of a whole tile, asked for at once, would leave no place for what the micro-kernel reads from L2. So its
+loop over k is cut into stretches, one for each row of the tile, and each begins with its share of the prefetches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tvm import tirx
+
+from . import emit
+from .arithmetic import bits
+from .emit import const, let, loop
+from .workspace import CACHE_LINE
+
+if TYPE_CHECKING:
+    from .generator import Block, Generator
+    from .microkernel import Tile
+
+
+def prefetches(g: Generator) -> bool:
+    """Whether the kernel asks for memory ahead of its use."""
+    return bool(g.packed) and "prefetch" not in g.spec.without
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The cache lines of a block of an operand: ``runs`` of ``length`` lines each, a ``stride`` of elements apart."""
+
+    view: emit.View
+    start: Any
+    stride: Any
+    runs: Any
+    length: Any
+
+    def ask(self, turn, turns) -> None:
+        """Ask for the share of ``turn``, one of ``turns``: equal ones until no lines are left."""
+        count = self.runs * self.length
+        share = let("share", emit.ceil_div(count, turns))
+        first = let("first_line", turn * share)
+        with loop("line", emit.minimum(count - first, share), first) as line:
+            run = let("run", tirx.truncdiv(line, self.length))
+            self.view.prefetch(self.start + run * self.stride, (line - run * self.length) * const(_in_line(self.view)))
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Micro-tile ``number`` of ``tiles`` in a block, which share the lines of what is packed next."""
+
+    g: Generator
+    number: Any = 0
+    tiles: Any = 1
+
+    def stretches(self, tile: Tile) -> int:
+        """How many stretches the micro-kernel's loop has: one for each row of C."""
+        return tile.mr // self.g.elements.parts if prefetches(self.g) else 1
+
+    def begin(self, tile: Tile, stretch) -> None:
+        """Ask for a row of the tile, and for this stretch's share of the lines."""
+        g = self.g
+        for c in range(0, tile.nr, CACHE_LINE // g.elements.c.itemsize):
+            g.c_rows.prefetch(tile.row(0) + stretch, tile.j0 + const(c))
+        if g.packed_next is not None:
+            stretches = const(self.stretches(tile))
+            g.packed_next.ask(self.number * stretches + stretch, self.tiles * stretches)
+
+
+def lines_behind(g: Generator, name: str, e: Block, extent, p: Block) -> Lines:
+    """The lines of what is packed after block ``e`` of the operand's own dimension, which ends at ``extent``: none behind the
+    last block. (Of a share of a task, the lines behind the last are another's.)
+
+    If neither stride is 1, hardly two elements share a line, and none are asked for.
+    """
+    operand, parts = g.sources[name], g.elements.parts
+    view = emit.View(f"{name}_next", g.pointers[name], g.elements.stored[name], (1, 1))
+    across = operand.stride_e == const(1)
+    along = tirx.And(tirx.Not(across), operand.stride_k == const(1))
+    start = let("next", e.start + e.size)
+    size = emit.maximum(emit.minimum(e.size, extent - start), const(0))
+    first, rows = (x if parts == 1 else tirx.truncdiv(x, const(parts)) for x in (start, size))
+
+    def chosen(what: str, if_across, if_along, otherwise):
+        return emit.settled(what, tirx.Select(across, if_across, tirx.Select(along, if_along, otherwise)))
+
+    return Lines(
+        view,
+        start=emit.settled("next_at", (first * operand.stride_e + p.start * operand.stride_k) * const(parts)),
+        stride=chosen("next_stride", operand.stride_k, operand.stride_e, const(0)) * const(parts),
+        runs=chosen("next_runs", p.size, rows, const(0)),
+        length=emit.ceil_div(chosen("next_length", size, p.size * const(parts), const(1)), const(_in_line(view))),
+    )
+
+
+def _in_line(view: emit.View) -> int:
+    """Elements in a cache line."""
+    return CACHE_LINE * 8 // bits(view.dtype)

@@ -2,7 +2,7 @@
 
 With resident C the innermost loop over cache blocks (ic in B3A2C0, jc in A3B2C0) and the outer loop over micro-tiles (jr, ir)
 run over the two dimensions of C. Blocks and the panels inside each, numbered through, are shared out: a task has a
-contiguous range of them, in the first and in the last of its blocks perhaps only some panels. What is packed outside is
+contiguous range of them, with as many micro-tiles as any other, in the first and in the last of its blocks perhaps only some panels. What is packed outside is
 shared, a block that two tasks meet in is packed by both.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: Micro-tiles that a block keeps along its own dimension, if possible: a panel is read from L2 or L3 once per block.
 TILES_OF_BLOCK = 8
 
-#: Pieces per task from which their number no longer matters: the last task waits for at most one of them.
+#: Panels of blocks per task from which their number no longer matters: the last task waits for at most one of them.
 PIECES = 4
 
 
@@ -47,19 +47,30 @@ def blocks_to_share(g: Generator, extent, tile):
 
 
 def share_out(g: Generator, name: str, count, blocks: dict[str, Block], body: Callable[[Any, Any], None]) -> None:
-    """``body(block, task)`` for the blocks of each task, ``g.panels_here`` saying which panels of the block are its own."""
-    inner = g.variant.inner[0]
+    """``body(block, task)`` for the blocks of each task, ``g.panels_here`` saying which panels of the block are its own.
+
+    The last of ``count`` blocks may be narrower, so shares are counted in micro-tiles.
+    """
+    inner, across = g.variant.inner[0], LOOP_DIMENSION[name]
     dimension, tasks = LOOP_DIMENSION[inner], g.values["tasks"]
     panels = let(f"{inner}_panels", emit.ceil_div(blocks[dimension].size, const(g.tile[dimension])))
-    pieces = let("pieces", count * panels)
+    extent = blocks[across].size if across in blocks else g.values[across]
+    strips = let("strips", emit.ceil_div(extent, const(g.tile[across])))  # one micro-tile wide
+    in_block = let("strips_of_block", tirx.truncdiv(g.values[across + "c"], const(g.tile[across])))
+
+    def cut(which: str, number):
+        """The block and the panel in it that share ``number`` begins with."""
+        tile = let(f"{which}_tile", tirx.truncdiv(strips * panels * number, tasks))
+        block = let(f"{which}_block", tirx.truncdiv(tile, emit.maximum(in_block * panels, const(1))))
+        width = emit.maximum(emit.minimum(in_block, strips - block * in_block), const(1))
+        return block, let(f"{which}_panel", tirx.truncdiv(tile - block * in_block * panels, width))
+
     with emit.parallel("task", tasks) as task:
-        first, number = g.share(pieces, task)
-        last = let("last", first + number)
-        start = let("start", tirx.truncdiv(first, panels))
-        stop = tirx.Select(number > const(0), emit.ceil_div(last, panels), start)
-        with loop(name, stop - start, start) as index:
-            from_ = let(f"{inner}_from", emit.maximum(first - index * panels, const(0)))
-            to = let(f"{inner}_to", emit.minimum(last - index * panels, panels))
+        (start, from_panel), (stop, to_panel) = cut("first", task), cut("last", task + const(1))
+        end = tirx.Select(to_panel > const(0), stop + const(1), stop)
+        with loop(name, emit.minimum(end, count) - start, start) as index:
+            from_ = let(f"{inner}_from", tirx.Select(index == start, from_panel, const(0)))
+            to = let(f"{inner}_to", tirx.Select(index == stop, to_panel, panels))
             g.panels_here = from_, to - from_
             body(index, task)
             g.panels_here = None

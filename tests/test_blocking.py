@@ -7,7 +7,7 @@ from equivalence import FLOAT_TILES
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvmgemm.blocking import KC_LIMIT, KC_STEP, L3_BLOCK_LIMIT, BlockSizes, block_sizes, kc_of
+from tvmgemm.blocking import KC_LIMIT, KC_STEP, L3_BLOCK_LIMITS, BlockSizes, block_sizes, kc_of
 from tvmgemm.family.isa import ISAS
 from tvmgemm.family.variants import LOOP_DIMENSION, VARIANTS
 from tvmgemm.host import DEFAULT_CACHES, Cache
@@ -66,16 +66,16 @@ def test_kc_of_the_model(cpu, mr, nr, itemsize, kc):
     "cpu, mr, nr, itemsize, expected",
     [
         # Haswell, float32: kc = L2/8 / (22 * 4) = 372 -> 352 (above 320 from L1); Br takes 1 way of L2, so Ac
-        # gets 6: mc = 6 * 32768 / 1408 = 139 -> 138; Ac takes 1 way of L3, so Bc gets 14: nc = 14 * 524288 /
+        # gets 3 of 6: mc = 3 * 32768 / 1408 = 69 -> 66; Ac takes 1 way of L3, so Bc gets 14: nc = 14 * 524288 /
         # 1408 = 5213 -> 5200.
-        ("Haswell", 6, 16, 4, BlockSizes(mc=138, nc=5200, kc=352)),
-        ("Haswell", 6, 8, 8, BlockSizes(mc=84, nc=3184, kc=288)),
-        ("Nehalem", 6, 4, 8, BlockSizes(mc=60, nc=2388, kc=384)),
-        ("Zen 2", 6, 16, 4, BlockSizes(mc=192, nc=4096, kc=512)),
-        ("Skylake-SP", 14, 32, 4, BlockSizes(mc=448, nc=4096, kc=512)),
-        ("Emerald Rapids", 14, 16, 8, BlockSizes(mc=448, nc=2048, kc=512)),
-        ("Neoverse N1", 8, 12, 4, BlockSizes(mc=384, nc=4092, kc=512)),
-        ("Cortex-A53", 8, 6, 8, BlockSizes(mc=112, nc=1788, kc=512)),
+        ("Haswell", 6, 16, 4, BlockSizes(mc=66, nc=5200, kc=352)),
+        ("Haswell", 6, 8, 8, BlockSizes(mc=42, nc=3184, kc=288)),
+        ("Nehalem", 6, 4, 8, BlockSizes(mc=30, nc=2388, kc=384)),
+        ("Zen 2", 6, 16, 4, BlockSizes(mc=96, nc=4096, kc=512)),
+        ("Skylake-SP", 14, 32, 4, BlockSizes(mc=224, nc=4096, kc=512)),
+        ("Emerald Rapids", 14, 16, 8, BlockSizes(mc=224, nc=2048, kc=512)),
+        ("Neoverse N1", 8, 12, 4, BlockSizes(mc=192, nc=4092, kc=512)),
+        ("Cortex-A53", 8, 6, 8, BlockSizes(mc=56, nc=1788, kc=512)),
     ],
 )
 def test_block_sizes_of_known_cpus(cpu, mr, nr, itemsize, expected):
@@ -86,8 +86,8 @@ def test_block_sizes_of_known_cpus(cpu, mr, nr, itemsize, expected):
     "variant, rows, columns, expected",
     [
         # An EPYC of the Zen 4 generation, float32. kc is given; L1 decides what the micro-kernel loops over.
-        ("B3A2C0", 14, 32, BlockSizes(mc=378, nc=4096, kc=512)),
-        ("A3B2C0", 14, 32, BlockSizes(mc=4088, nc=384, kc=512)),
+        ("B3A2C0", 14, 32, BlockSizes(mc=182, nc=4096, kc=512)),
+        ("A3B2C0", 14, 32, BlockSizes(mc=1022, nc=192, kc=512)),
         # L1: floor(7 / (1 + 32/14)) = 2 ways of 4096 bytes hold a 14-wide panel of 146 columns; L2: 6 ways of
         # 128 KiB hold rows of 146 floats.
         ("B3C2A0", 32, 14, BlockSizes(mc=1344, nc=146, kc=512)),
@@ -115,7 +115,7 @@ def test_blocks_fit_their_caches(cpu, isa, dtype):
             third, second = (bytes_of(operand, size, itemsize) for operand, _ in variant.packed)
             assert second <= levels[1].bytes * (levels[1].ways - 1) / levels[1].ways
             given = variant.packed[0][0] != "C" and variant.stream != "k"  # L3 would decide kc, which is given
-            assert third <= min(L3_BLOCK_LIMIT, levels[2].bytes) or given
+            assert third <= min(L3_BLOCK_LIMITS[variant.packed[0][0]], levels[2].bytes) or given
             assert all(size[d] >= 2 * t for d, t in zip(variant.tile_dimensions, (rows, columns)))
 
 
@@ -147,7 +147,7 @@ def test_absurd_caches_give_usable_blocks(l1, l2, l3, mr, nr, itemsize):
     assert b.nc >= nr and b.nc % nr == 0
     assert KC_STEP <= b.kc <= KC_LIMIT and b.kc % KC_STEP == 0
     # Bc is the largest part of the scratch memory of a call; the least there can be is one micro-panel.
-    assert b.kc * b.nc * itemsize <= max(L3_BLOCK_LIMIT, b.kc * nr * itemsize)
+    assert b.kc * b.nc * itemsize <= max(L3_BLOCK_LIMITS["B"], b.kc * nr * itemsize)
     assert b == goto(mr, nr, itemsize, l1, l2, l3)
     for variant in VARIANTS:
         b = blocks(variant, mr, nr, itemsize, 256, l1, l2, l3)

@@ -334,5 +334,54 @@ def test_kernels_keep_to_their_workspace(compile_of, spec, tmp_path):
             assert_close(c.view, a, b)
 
 
+@pytest.mark.parametrize("variant, packing, mc, nc", [("A3B2C0", "b", 6 * 64, 16 * 5), ("B3A2C0", "a", 6 * 5, 16 * 64)])
+def test_tasks_have_as_many_tiles_each(variant, packing, mc, nc, tmp_path):
+    """Counted by what each has written, when the last block is narrower than the others."""
+    if "x86-64-v3" not in RUNNABLE:
+        pytest.skip("x86-64-v3 does not run here")
+    spec = KernelSpec("float32", "x86-64-v3", variant, 6, 16, packing=packing, parallel=VARIANTS[variant].outer[-1])
+    library = load(compiled(spec, str(tmp_path / "own.o")), spec, tmp_path)
+    m, n, k, tasks = 6 * 31, 16 * 31, 8, 3
+    a, b = np.ones((m, k), "float32"), np.ones((k, n), "float32")
+    args = (ctypes.c_int64 * 17)(m, n, k, k, 1, n, 1, n, 1, mc, nc, 512, tasks, 1, 0, 0, 0)
+    size = ctypes.c_int64(-1)
+    assert library[spec.symbol + "_workspace"](args, ctypes.byref(size)) == 0
+    work, shares = Guarded(size.value), []
+    for only in range(tasks):
+
+        def launch(task, closure, _, only=only):
+            environment = Environment(None, tasks)
+            return task(only, ctypes.addressof(environment), closure)
+
+        kept = LAUNCH(launch)
+        ctypes.c_void_p.in_dll(library, "__TVMBackendParallelLaunch").value = ctypes.cast(kept, ctypes.c_void_p).value
+        c = np.zeros((m, n), "float32")
+        addresses = [ctypes.c_void_p(x.ctypes.data) for x in (a, b, c)]
+        assert library[spec.symbol](*addresses, ctypes.c_void_p(work.address), None, args) == 0
+        assert set(np.unique(c)) == {0, k}
+        shares.append(np.count_nonzero(c) // (6 * 16))
+    assert sum(shares) == 31 * 31 and max(shares) - min(shares) <= 5  # a panel of the block
+
+
+@pytest.mark.parametrize(
+    "variant, packing, more, asked",
+    [
+        ("B3A2C0", "ab", {}, {"A_next", "C_rows"}),
+        ("A3B2C0", "ab", {}, {"B_next", "C_rows"}),
+        ("A3B2C0", "a", {}, {"C_rows"}),
+        ("B3A2C0", "none", {}, set()),
+        ("B3A2C0", "ab", {"symmetric": True, "mr": 8, "nr": 16}, {"C_rows"}),
+        ("B3A2C0", "ab", {"without": ("prefetch",)}, set()),
+    ],
+)
+def test_what_is_needed_soon_is_asked_for(variant, packing, more, asked):
+    """Of the rows of C and what is packed next; besides the packed B, which the micro-kernel asks for itself."""
+    from tvmgemm.family import codegen
+
+    spec = KernelSpec(**{"dtype": "float32", "isa": "x86-64-v4", "variant": variant, "mr": 8, "nr": 48, "packing": packing} | more)
+    found = set(re.findall(r"prefetch[^\n]*?address_of\((\w+)", codegen.script(spec)))
+    assert {name for name in found if name.endswith(("_next", "_rows"))} == asked
+
+
 def test_packings_are_known():
     assert {spec.packing for spec in SPECS} == set(VARIANTS[FORCED].packings)

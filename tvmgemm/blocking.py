@@ -12,10 +12,11 @@ The other variants follow by renaming. The micro-kernel of a variant loops over 
 resident A, m for resident B): L1 decides that one, from the micro-panel that is reused there. The block packed for L2
 has that dimension and a second one, which L2 decides; L3 decides the third.
 
-Two deviations, both measured (docs/design.md, "Block sizes"). A wide tile gets a kc of 128 from the first line, and then
+Three deviations, all measured (docs/design.md, "Block sizes"). A wide tile gets a kc of 128 from the first line, and then
 reading and writing C once per kc costs more than a Br that streams from L2: kc is at least what keeps both micro-panels
 within an eighth of L2. And kc is one number per dtype and host, for all variants and tiles: it decides the order in
-which k is added up, so an element of C does not depend on which member of the family computed it.
+which k is added up, so an element of C does not depend on which member of the family computed it. With resident C, while the
+block in L2 is used, the next one is fetched there to be packed (``family.ahead``): so it has half of the ways.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ KC_STEP = 32
 #: Longer blocks of k gain nothing measurable and cost accuracy: each is one chain of additions.
 KC_LIMIT = 512
 
-#: Bytes of the largest packed block, the bulk of a call's scratch memory, whatever the size of L3.
-L3_BLOCK_LIMIT = 8 << 20
+#: Bytes of the block packed for L3, at most, by its operand: the bulk of a call's scratch memory. A block of A passes by once for
+#: every few columns of C, so it has to stay in the part of L3 that other cores leave to this one.
+L3_BLOCK_LIMITS = {"A": 2 << 20, "B": 8 << 20, "C": 8 << 20}
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,12 @@ def kc_of(mr: int, nr: int, itemsize: int, l1: Cache, l2: Cache) -> int:
 
 
 def block_sizes(
-    variant: Variant, tile: dict[str, int], itemsize: int, kc: int, l1: Cache, l2: Cache, l3: Cache
+    variant: Variant, tile: dict[str, int], itemsize: int, kc: int, l1: Cache, l2: Cache, l3: Cache, fetches_next: bool = True
 ) -> BlockSizes:
     """Block sizes of a variant, before they are clipped to a problem.
 
     ``tile``: micro-tile sizes by dimension (``"m"``, ``"n"``, ``"k"``), 1 for the one that the micro-kernel loops over.
+    ``fetches_next``: whether kernels with resident C fetch the next block, as all but those of matrix units do.
     mc and nc are multiples of the tile, all are positive, whatever the caches claim.
     """
     (l3_operand, _), (l2_operand, _) = variant.packed
@@ -86,7 +89,7 @@ def block_sizes(
     if first != "k":
         sizes[first] = _reused_panel(reused, passing, itemsize, l1)
     row = sizes[first] * itemsize
-    rows = _rows(l2, reserved=row * reused, row=row)
+    rows = _rows(l2, reserved=row * reused, row=row, blocks=2 if fetches_next and variant.resident == "C" else 1)
     if second == "k":  # kc is given: the other side of the block in L2 gives way
         sizes[first] = max(1, min(sizes[first], rows * sizes[first] // kc))
     else:
@@ -94,7 +97,7 @@ def block_sizes(
     if third != "k":
         row = sizes[_other_dimension(l3_operand, third)] * itemsize
         rows = _rows(l3, reserved=sizes[first] * sizes[second] * itemsize, row=row)
-        sizes[third] = min(rows, max(1, L3_BLOCK_LIMIT // row))
+        sizes[third] = min(rows, max(1, L3_BLOCK_LIMITS[l3_operand] // row))
 
     def whole_tiles(d: str) -> int:
         return max(tile[d], sizes[d] // tile[d] * tile[d])
@@ -106,9 +109,10 @@ def _other_dimension(operand: str, dimension: str) -> str:
     return next(d for d in OPERAND_DIMENSIONS[operand] if d != dimension)
 
 
-def _rows(cache: Cache, reserved: int, row: int) -> int:
-    """Rows of ``row`` bytes in the ways that are left of a cache: one streams, some hold ``reserved`` bytes."""
-    ways = max(1, cache.ways - 1 - -(-reserved // _way(cache)))
+def _rows(cache: Cache, reserved: int, row: int, blocks: int = 1) -> int:
+    """Rows of ``row`` bytes in each of so many blocks in the ways that are left of a cache: one streams, some hold ``reserved``
+    bytes."""
+    ways = max(1, (cache.ways - 1 - -(-reserved // _way(cache))) // blocks)
     return max(1, ways * _way(cache) // row)
 
 
@@ -119,7 +123,7 @@ def blocks_of(spec: KernelSpec, host: Host) -> BlockSizes:
     tile = {"m": spec.mr or 1, "n": spec.nr or 1, "k": spec.kr or 1}
     how = arithmetic_of(spec.isa, spec.dtype, spec.packing, spec.arithmetic)
     steps = steps_of(spec.isa, spec.dtype, how, host)
-    sizes = block_sizes(VARIANTS[spec.variant], tile, how.panel_size, steps, l1, l2, l3)
+    sizes = block_sizes(VARIANTS[spec.variant], tile, how.panel_size, steps, l1, l2, l3, not how.matrix)
     return replace(sizes, kc=steps * how.group)
 
 

@@ -24,7 +24,7 @@ from .family.validity import check, unsuitable
 from .family.variants import VARIANTS
 from .host import Host
 from .problem import Problem
-from .rules import BLAS, DEFAULT_VARIANT, forced, packs_b, rules_for
+from .rules import BLAS, DEFAULT_VARIANT, forced, rules_for
 from .settings import Options
 from .spec import KernelSpec
 
@@ -205,13 +205,14 @@ def companions(spec: KernelSpec, host: Host, options: Options) -> list[KernelSpe
     lean = free and (spec.isa, spec.dtype) in UNBLOCKED_TILES
     if spec.dtype in BLAS:
         wanted = [] if lean else [(name, "none", 1)]
-        wanted += [(packs_b(options), "b", 0)] if free else []
+        wanted += [("A3B2C0", "b", 0), ("A3B2C0", "ab", 0)] if free else [(name, "ab", 0)]
     else:
         wanted = [] if lean else [(name, "none", 3), (name, "none", 4)]
+        wanted += [(name, "ab", 0)]
     tiles, found = TILES[spec.isa, spec.dtype]["C"], []
     for parallel in ("", "ic") if options.num_threads > 1 else ("",):
         rest = {"op": spec.op, "parallel": parallel}
         found += [unblocked_member(spec.dtype, spec.isa, **rest)] if lean else []
-        for variant, packing, tile in (*wanted, (name, "ab", 0)):
+        for variant, packing, tile in wanted:
             found.append(member(variant, spec.dtype, spec.isa, tiles[tile], packing, **rest))
     return [other for other in found if other != spec]

@@ -187,19 +187,20 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[R
         f"m <= {FLAT}: each element of B goes to registers once, and only once",
     )  # fmt: skip
     short = Rule(
-        Box(m=(0, SHORT)), packs_b(options), packed_b, 0, f"m <= {SHORT}: B is packed right before it is used"
+        Box(m=(0, SHORT)), "A3B2C0", packed_b, 0, f"m <= {SHORT}: B is packed right before it is used"
     )
     lean = Rule(
-        Box(m=(FEW_ROWS + 1, math.inf), n=(0, columns), k=(SHALLOW // 4, SHALLOW)), packs_b(options), packed_b, 2,
+        Box(m=(FEW_ROWS + 1, math.inf), n=(0, columns), k=(SHALLOW // 4, SHALLOW)), "A3B2C0", packed_b, 2,
         f"n <= {columns} and k <= {SHALLOW}: tiles one vector wide have the shortest start and end",
     )  # fmt: skip
     slim = Rule(
-        Box(n=(0, FEW_COLUMNS)), packs_b(options), packed_b, 0,
+        Box(n=(0, FEW_COLUMNS)), "A3B2C0", packed_b, 0,
         f"n <= {FEW_COLUMNS}: packing A costs more than reading its rows",
     )  # fmt: skip
     large = Rule(Box(), name, "ab", 0, "both operands packed")
     if not free:
         return [tiny, narrow, slender, small, large]
+    large = replace(large, variant="A3B2C0", reason="both operands packed, B right before it is used")
     # Measured: a tenth for float64 and A3B2C0, nothing or less for the others.
     thin = [lean, slim] if problem.dtype == "float64" and options.num_threads == 1 else [slim]
     first = [column] if plain else [tiny, narrow, slender]
@@ -235,8 +236,3 @@ def _choices_without_peer(problem: Problem, isa: Isa, host: Host, options: Optio
     ]
     return [*in_place, packed]
 
-
-def packs_b(options: Options) -> str:
-    """The variant that packs B and reads A in place. A3B2C0 packs a block of B for L2, where it still is when it is used;
-    with several threads each would pack its own, while B3A2C0 packs one for all of them."""
-    return "A3B2C0" if options.num_threads == 1 else "B3A2C0"

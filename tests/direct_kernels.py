@@ -90,7 +90,7 @@ class Kernels:
 
     def workspace(self, spec: KernelSpec, a, b, c, blocks: tuple[int, int, int], tasks: int) -> int:
         """Bytes that a call needs."""
-        if not spec.blocked:
+        if not spec.blocked and spec.packing == "none":
             return 0
         size = ctypes.c_int64(-1)
         args = self._arguments(spec, a, b, c, blocks, tasks)

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from direct_kernels import Kernels
 from equivalence import (
     FLOATS,
     FORCED,
@@ -79,6 +80,14 @@ def test_every_tile(dtype, isa):
         with planned(BLOCKS, max_isa=isa, num_threads=1, variant=FORCED, packing="ab"):
             assert_same_bits(c.view, tvmgemm.matmul(a.view, b.view))
         assert_close(c.view, a.view, b.view)
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    pytest.importorskip("tvmgemm.family.codegen", reason="needs the compiler")
+    built = Kernels(tmp_path_factory.mktemp("unblocked"))
+    yield built
+    built.close()
 
 
 def plan_of(a, b) -> str:
@@ -182,6 +191,46 @@ def test_each_tile_has_a_lean_loop(isa, dtype):
                 assert loop.prefetches == (unblocked.LINES if width >= unblocked.WIDE else 0) * steps, loop.text
     for width, most in heights(spec.mr, spec.nr // lanes).items():
         assert {(height, width) for height in range(1, most + 1)} <= found, f"{width} vectors wide"
+
+
+OTHER_LAYOUTS = {
+    "col": col_major(), "gaps": Layout((0, 1), (1, 2), (3, 1), start=2), "backwards": Layout((0, 1), (1, -1), (0, 0)),
+    "one column": Layout((0, 1), (1, 0), (0, 2)), "col backwards": Layout((1, 0), (-1, 1), (5, 0)),
+}  # fmt: skip
+
+
+@every_dtype
+@every_isa
+@pytest.mark.parametrize("layout", OTHER_LAYOUTS)
+def test_b_without_contiguous_rows_is_copied(dtype, isa, layout):
+    """One after the other and shared out; the bits are those of a packed kernel."""
+    lanes, (_, nr) = lanes_of(isa, dtype), UNBLOCKED_TILES[isa, dtype]
+    columns = [2, lanes // 2 + 1, lanes, lanes + 1, nr, nr + lanes // 2, nr + lanes]  # a B within any L2's sixteenth
+    for (n, m), threads in itertools.product(itertools.product(columns, (2, 7, 33)), (1, 2)):
+        a, b, c = operands(m, n, (7, 40, 50, 2)[(m + n) % 4], dtype, row_major(), seed=m)
+        b = lay_out(b.view.shape, dtype, OTHER_LAYOUTS[layout])
+        fill(b.view, np.random.default_rng(n))
+        with planned(BLOCKS, parallel_work=1, max_isa=isa, num_threads=threads):
+            kernel = tvmgemm.explain(a.view, b.view).kernel
+            assert f"-{UNBLOCKED_TILES[isa, dtype][0]}x{nr}-b-" in kernel and "-unblocked-" in kernel
+            multiply(a, b, c, dtype)
+        with planned(BLOCKS, max_isa=isa, num_threads=1, variant=FORCED, packing="ab"):
+            assert_same_bits(c.view, tvmgemm.matmul(a.view, b.view))
+        assert_close(c.view, a.view, b.view)
+
+
+@every_dtype
+@every_isa
+@pytest.mark.parametrize("parallel", ["", "ic", "jc"])
+def test_the_copy_stays_within_its_memory(kernels, dtype, isa, parallel):
+    spec = unblocked_member(dtype, isa, "b", parallel=parallel)
+    lanes = lanes_of(isa, dtype)
+    for n, k in [(1, 1), (lanes, 9), (lanes + 1, lanes), (2 * lanes, 40), (5 * lanes - 1, 3 * lanes + 1), (3, 0)]:
+        a, b, c = (np.zeros(shape, dtype) for shape in ((4, k), (n, k), (4, n)))
+        for x in (a, b):
+            fill(x, np.random.default_rng(n))
+        kernels.multiply(spec, a, b.T, c, BLOCKS, tasks=2 if parallel else 1)
+        assert_close(c, a, b.T)
 
 
 @every_dtype

@@ -178,7 +178,7 @@ def _spec(rule: Rule, problem: Problem, isa: Isa, options: Options) -> KernelSpe
     variant = VARIANTS[rule.variant]
     parallel = "" if rule.parallel == STACK else rule.parallel  # the loop over a stack is not the kernel's to share
     if rule.tile is None:
-        return unblocked_member(problem.dtype, isa.name, op=problem.op, parallel=parallel)
+        return unblocked_member(problem.dtype, isa.name, rule.packing, op=problem.op, parallel=parallel)
     tiles = TILES[isa.name, problem.dtype]
     if variant.resident not in tiles:
         raise ValueError(f"{variant.name}: {problem.dtype} has the variants with C in registers")

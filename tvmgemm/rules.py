@@ -12,6 +12,7 @@ from .boxes import Box, Rule, possible
 from .family.arithmetic import arithmetic_of, lanes_of, rounds_once
 from .family.isa import Isa
 from .family.tiles import TILES, UNBLOCKED_TILES
+from .family.validity import STUDIED
 from .family.variants import VARIANTS
 from .host import Host
 from .problem import DTYPES, Problem
@@ -146,6 +147,11 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[R
     # A B and a C whose rows are contiguous, few of them or narrow ones: tiles need nothing around them.
     widest = UNBLOCKED_TILES.get((isa.name, problem.dtype), (0, 0))[1]
     plain = free and widest > 0 and problem.b_layout == problem.c_layout == "row" and options.parallel_loop != "pc"
+    # A B in another layout. Larger ones gain nothing (measured: twice as large), and with many rows lose.
+    scratch = Rule(
+        Box(kn=(0.0, host.cache(2).bytes / 16 / itemsize)), name, "b", None,
+        "a B of at most a sixteenth of L2, copied to contiguous rows for tiles with no loops around them",
+    )  # fmt: skip
     column = Rule(Box(n=(0, widest)), name, "none", None, f"C is at most {widest} wide: one column of tiles")
     narrow = Rule(
         Box(n=(0, lanes)), name, in_place, 2, f"C is at most {lanes} wide: one vector of it, many rows"
@@ -203,7 +209,11 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[R
     large = replace(large, variant="A3B2C0", reason="both operands packed, B right before it is used")
     # Measured: a tenth for float64 and A3B2C0, nothing or less for the others.
     thin = [lean, slim] if problem.dtype == "float64" and options.num_threads == 1 else [slim]
-    first = [column] if plain else [tiny, narrow, slender]
+    copied = free and widest > 0 and problem.b_layout != "row" and problem.c_layout == "row" and options.parallel_loop != "pc"
+    if copied and problem.dtype in STUDIED:
+        first = [scratch, tiny, narrow, slender]
+    else:
+        first = [column] if plain else [tiny, narrow, slender]
     once = [flat] if "B" in TILES[isa.name, problem.dtype] else []
     return [*first, few, *wide, small, *([far] if options.num_threads == 1 else []), low, shallow, *once, short, *thin, large]
 

@@ -24,7 +24,8 @@ class KernelSpec:
     packs it. ``symmetric``: B is A^T in the same memory, half of C is computed and copied to the other half.
     ``parallel``: the outer loop whose iterations are shared out to tasks, or ``""``. ``step``: one of ``STEPS``.
     ``without``: those of ``SWITCHES`` that are left out. ``blocked``: False leaves out the loops over cache blocks and
-    everything else that a small product can do without (``family.unblocked``). ``arithmetic``: a name of
+    everything else that a small product can do without (``family.unblocked``), but with packing ``"b"`` the copy of a B that has
+    no contiguous rows. ``arithmetic``: a name of
     ``family.arithmetic.ARITHMETICS``, or ``""`` for the default of dtype, instruction set and packing. ``shape``: the m, n, k that the
     kernel is for and that are constants of its code (``family.specialised``), or None.
     """

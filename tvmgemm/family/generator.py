@@ -43,7 +43,7 @@ def generate(spec: KernelSpec) -> tvm.IRModule:
     check(spec)
     generator = Generator(spec)
     functions = {spec.symbol: generator.kernel()}
-    if spec.blocked:
+    if spec.blocked or spec.packing != "none":
         functions[spec.symbol + "_workspace"] = generator.workspace()
     return tvm.IRModule(functions)
 
@@ -65,6 +65,7 @@ class Generator:
     panels: dict[str, emit.View] = field(init=False, default_factory=dict)
     slot: Any = field(init=False, default=None)
     panels_here: tuple | None = field(init=False, default=None)
+    rows_of_b: emit.View | None = field(init=False, default=None)
     following: unblocked.Following | None = field(init=False, default=None)
     packed_next: ahead.Lines | None = field(init=False, default=None)
 
@@ -86,7 +87,7 @@ class Generator:
         v = self.values = {name: let(name, buffer.get(const(i))) for i, name in enumerate(ARGUMENTS)}
         if self.elements.parts > 1:  # from here on rows and columns are those of parts
             v |= {name: let(f"{name}_parts", v[name] * const(self.elements.parts)) for name in ("m", "n", "mc", "nc")}
-        if not self.spec.blocked:  # no blocks but those of k, no work space
+        if not self.spec.blocked:  # no blocks but those of k, and no work space but for B
             return
         # The dimension whose loop is shared out last: how it is cut depends on the other.
         for loop_name, dimension in sorted((("ic", "m"), ("jc", "n")), key=lambda row: row[0] == self.spec.parallel):
@@ -147,7 +148,8 @@ class Generator:
             args, out = emit.argument("args", emit.INDEX), emit.argument("bytes", emit.INDEX)
             self._read_arguments(args)
             needed = emit.View("needed", out, emit.INDEX, (1,))
-            needed.set(self.memory.size * const(self.elements.panels.itemsize), const(0))
+            size = self.memory.size if self.spec.blocked else unblocked.scratch(self)
+            needed.set(size * const(self.elements.panels.itemsize), const(0))
         return builder.get()
 
     # ---- P1: operands ---------------------------------------------------------------------------------------------

@@ -52,10 +52,10 @@ def _holds(tile: tuple[int, int], isa: str, dtype: str, packing: str, arithmetic
     return True
 
 
-def unblocked_member(dtype: str, isa: str, **rest: object) -> KernelSpec:
+def unblocked_member(dtype: str, isa: str, packing: str = "none", **rest: object) -> KernelSpec:
     """The kernel without loops over cache blocks (``unblocked``), which has its variant's name from the order of its loops
     over tiles."""
-    return member("B3A2C0", dtype, isa, packing="none", blocked=False, **rest)
+    return member("B3A2C0", dtype, isa, packing=packing, blocked=False, **rest)
 
 
 def shape_member(dtype: str, isa: str, shape: tuple[int, int, int]) -> KernelSpec:

@@ -348,6 +348,11 @@ class _Outline:
         vectors = self.tile["n"] // self.lanes
         sizes = [f"{rows}x{width * self.lanes}" for width, rows in heights(self.tile["m"], vectors).items()]
         what = {"ic": "m", "jc": "n"}.get(self.spec.parallel)
+        b = "B"
+        if self.spec.packing != "none":
+            b = "Bc"
+            self._buffer("Bc", "k x n, in rows that an odd number of vectors lies apart", False)
+            self._line("Bc = B", "packed" + (", by all tasks together" if what else ""))
         if what:
             self._line(f"{what} = this task's share of {what}", "parallel")
         with self._loop("pc", "k", "kc"):
@@ -357,7 +362,7 @@ class _Outline:
             self.indent += 1
             self._line("T = 0", "mr x nr of C, in registers")
             with self._loop("p", "kc", comment="micro-kernel"):
-                self._line("T += A[ir:+mr, pc+p]*B[pc+p, jr:+nr]", f"nr/{self.lanes} loads, mr broadcasts, the last load masked")
+                self._line(f"T += A[ir:+mr, pc+p]*{b}[pc+p, jr:+nr]", f"nr/{self.lanes} loads, mr broadcasts, the last load masked")
             self._bring("C[ir:+mr, jr:+nr]", "T")
             self.indent -= 2
 

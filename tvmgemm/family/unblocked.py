@@ -1,6 +1,7 @@
 """The kernel of small products: micro-tiles of C and nothing around them.
 
-No loops over cache blocks, no packing, no work space: what a call of 4 x 4 x 4 pays for is what it computes. The spec's
+No loops over cache blocks, no packing, no work space: what a call of 4 x 4 x 4 pays for is what it computes. (A kernel that packs
+B is for those without contiguous rows: it copies all of B to such first.) The spec's
 tile is the widest one; it says how many registers hold a tile and how many vectors a row of it has at most. A row of C
 is cut up into as few tiles as can be, of equal width to within a vector; the narrower a tile, the more rows it may have
 (``heights``). Columns of C are cut up the same way. So no row of C is computed twice or in vain, whatever m and n are, for
@@ -18,6 +19,7 @@ from . import emit, microkernel
 from .arithmetic import bits
 from .elements import Elements
 from .emit import const, let, loop
+from .packing import pack_panels
 from .tiles import heights
 
 if TYPE_CHECKING:
@@ -95,9 +97,43 @@ def following(g: Generator, given: dict[str, Any]) -> Following | None:
     return Following(start, size, rate, v["batch"] - const(1))
 
 
+def _packed_row(g: Generator):
+    """Elements from row to row of a packed B: an odd number of vectors, so that rows do not meet in the same sets of L1."""
+    lanes = const(g.vectors.lanes)
+    return (emit.ceil_div(g.values["n"], lanes) | const(1)) * lanes
+
+
+def scratch(g: Generator):
+    """Elements of a packed B."""
+    return g.values["k"] * _packed_row(g)
+
+
+def _rows_of_b(g: Generator) -> emit.View:
+    """B with contiguous rows: as it is, or the copy in ``work`` that the tasks make together."""
+    if g.spec.packing == "none":
+        return g.sources["B"].unit_e
+    lanes, row = g.vectors.lanes, let("packed_row", _packed_row(g))
+    panels = emit.View("Bc", g.pointers["work"], g.elements.panels.dtype, (lanes, row, 1))
+    count = let("vectors", emit.ceil_div(g.values["n"], const(lanes)))
+
+    def pack(first, number) -> None:
+        pack_panels(
+            g.elements, g.isa, panels, g.sources["B"],
+            width=lanes, first=first, e0=const(0), extent=g.values["n"], count=number, p0=const(0), kb=g.values["k"],
+        )  # fmt: skip
+
+    if g.spec.parallel:
+        with emit.parallel("packer", g.values["tasks"]) as packer:
+            pack(*g.share(count, packer))
+    else:
+        pack(const(0), count)
+    return emit.View("Bc_rows", g.pointers["work"], g.elements.panels.dtype, (row, 1))
+
+
 def product(g: Generator, q) -> None:
     """C = A.B (or alpha.A.B + beta.C), the q-th of a stack, each task its share of the rows or of the vectors of columns."""
     m, n = g.values["m"], g.values["n"]
+    g.rows_of_b = _rows_of_b(g)
     if not g.spec.parallel:
         _blocks_of_k(g, q, const(0), m, const(0), n)
         return
@@ -178,7 +214,7 @@ class _Product:
         microkernel.clear(tile)
         parts = elements.parts
         start = (tile.row(0), self.p0) if parts == 1 else (tile.row(0), self.p0, const(0))
-        a, b = g.sources["A"].any.moved(*start), g.sources["B"].unit_e.moved(self.p0, tile.j0)
+        a, b = g.sources["A"].any.moved(*start), g.rows_of_b.moved(self.p0, tile.j0)
         microkernel.multiply_add(
             tile,
             self.kb,

@@ -12,6 +12,7 @@ Each suite runs in a process of its own, and the page is written after each, so 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -55,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         folder = arguments.json or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         wanted = names if names or files else list(page.SUITES)
-        for file in (*files, *measured(wanted, options, folder)):
+        for file in itertools.chain(files, measured(wanted, options, folder)):
             results = report.from_json(json.loads(file.read_text()))
             PAGE.write_text(page.updated(PAGE.read_text(), results, [suites.SUITES[name] for name in page.SUITES]))
             if any(row.suite in plot.SUITES for row in results.rows):

@@ -21,6 +21,7 @@
 #include "fpstate.h"
 
 #define MAX_THREADS 512
+#define FEW_WORKERS 7
 #define SPIN_NS 100000                /* then sleep. The loops of one product, and of most next ones, follow sooner */
 #define SPINS_PER_CLOCK 64            /* looks at the state between two looks at the clock */
 
@@ -131,16 +132,17 @@ static int current_cpu(void)
 #endif
 }
 
-/* Linux wakes a thread where it fell asleep. If its caller has come to that CPU since, it waits there until the
- * scheduler parts them, for milliseconds (measured: most of a product later, while another CPU was idle). A
- * sleeper that may not run there wakes elsewhere at once. Under `lock`. */
+/* Linux wakes a thread where it fell asleep or where its waker is. If that is its caller's CPU, it waits there until the
+ * scheduler parts them, for milliseconds or longer (measured: products at half speed while another CPU was idle). A
+ * sleeper that may not run there wakes elsewhere at once. In a large pool few are woken on that CPU, and asking for all
+ * would take long. Under `lock`. */
 static void keep_off_callers_cpu(void)
 {
 #ifdef __linux__
     int cpu = current_cpu();
     for (int i = 0; i < pool.workers && cpu >= 0; i++) {
         cpu_set_t others;
-        if (pool.worker[i].cpu != cpu && !pool.worker[i].moved)
+        if (pool.worker[i].cpu < 0 || (pool.workers > FEW_WORKERS && pool.worker[i].cpu != cpu && !pool.worker[i].moved))
             continue;
         if (!pool.worker[i].moved
             && pthread_getaffinity_np(pool.worker[i].id, sizeof others, &pool.worker[i].affinity) != 0)

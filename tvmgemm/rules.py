@@ -174,9 +174,11 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[R
     )  # fmt: skip
     # With several threads a shared A costs a meeting, and A is small.
     low = Rule(
-        Box(m=(0, FLAT), k=(0, SHALLOW)), *(("A3B2C0", "a") if options.num_threads == 1 else (name, "none")), 1,
+        Box(m=(0, FLAT), k=(0, SHALLOW)),
+        *(("A3B2C0", "a", 1) if options.num_threads == 1 else (name, "none", None if plain else 1)),
         f"m <= {FLAT} and k <= {SHALLOW}: A stays in L1, B goes by once, in place",
     )  # fmt: skip
+    close = Rule(low.box.clipped("kn", 0.0, 4.0 * kc * columns), name, "none", None, f"{low.reason}, from no further than L3")
     if problem.b_layout != "row":
         low = replace(low, variant="A3B2C0", packing="ab")
     # Rows of tiles enough to pay for packing a B that comes from afar, its rows pages apart.
@@ -215,7 +217,7 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[R
     else:
         first = [column] if plain else [tiny, narrow, slender]
     once = [flat] if "B" in TILES[isa.name, problem.dtype] else []
-    return [*first, few, *wide, small, *([far] if options.num_threads == 1 else []), low, shallow, *once, short, *thin, large]
+    return [*first, few, *wide, small, *([far] if options.num_threads == 1 else []), *([close] if plain else []), low, shallow, *once, short, *thin, large]
 
 
 def _choices_without_peer(problem: Problem, isa: Isa, host: Host, options: Options) -> list[Rule]:

@@ -97,6 +97,7 @@ struct tg_kernel {
     tg_workspace_fn workspace;        /* NULL: needs none */
     char *name;
     struct tg_kernel *next;
+    struct tg_entry *plans;           /* of it, to sum up their calls; under the lock of plans.c */
 };
 
 /* plans.c: an interned plan. Never freed, so a reader needs no lock; `calls` has a cache line of its own,
@@ -104,7 +105,7 @@ struct tg_kernel {
 typedef struct tg_entry {
     tg_plan plan;
     uint32_t layout_mask, layout_value;   /* layouts, symmetric and gemv; mask 0: any will do */
-    struct tg_entry *next;                /* same hash */
+    struct tg_entry *next, *next_of_kernel, *next_of_dtype;   /* same hash, kernel, dtype */
     _Alignas(TG_CACHE_LINE) _Atomic int64_t calls;
 } tg_entry;
 

@@ -34,6 +34,7 @@ typedef struct {
 static table tables[TG_NDTYPES][TG_NOPS];
 static _Atomic(shape *) shapes[TG_NDTYPES];   /* SHAPES each, made when the first is needed, never freed */
 static tg_entry *interned[BUCKETS];   /* under the lock */
+static tg_entry *of_dtype[TG_NDTYPES];/* the same */
 static tg_entry tombstone = { .plan = { .m_lo = 1, .m_hi = 0 } };
 static _Atomic int64_t declined[TG_NDTYPES];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -153,6 +154,12 @@ static tg_entry *intern(const tg_plan *plan)
     entry->layout_value = entry->layout_mask
         & packed_layouts(plan->a_layout, plan->b_layout, plan->c_layout, plan->symmetric, plan->gemv);
     entry->next = *bucket;
+    entry->next_of_dtype = of_dtype[plan->dtype];
+    of_dtype[plan->dtype] = entry;
+    if (plan->kernel) {
+        entry->next_of_kernel = plan->kernel->plans;
+        plan->kernel->plans = entry;
+    }
     return *bucket = entry;
 }
 
@@ -280,26 +287,29 @@ int64_t tg_lookup(const tg_problem *problem)
 }
 
 /* Counters: one per interned plan, so that a served call pays for one atomic addition. */
-static int64_t sum_of_calls(const tg_kernel *kernel, int dtype)
+static int64_t calls_of(const tg_entry *entry)
 {
-    int64_t sum = 0;
-    lock_plans();
-    for (int i = 0; i < BUCKETS; i++)
-        for (tg_entry *entry = interned[i]; entry; entry = entry->next)
-            if (kernel ? entry->plan.kernel == kernel : entry->plan.dtype == dtype)
-                sum += atomic_load_explicit(&entry->calls, memory_order_relaxed);
-    unlock_plans();
-    return sum;
+    return atomic_load_explicit(&entry->calls, memory_order_relaxed);
 }
 
 int64_t tg_kernel_calls(const tg_kernel *kernel)
 {
-    return kernel ? sum_of_calls(kernel, 0) : 0;
+    int64_t sum = 0;
+    lock_plans();
+    for (const tg_entry *entry = kernel ? kernel->plans : NULL; entry; entry = entry->next_of_kernel)
+        sum += calls_of(entry);
+    unlock_plans();
+    return sum;
 }
 
 int64_t tg_served(int dtype)
 {
-    return sum_of_calls(NULL, dtype);
+    int64_t sum = 0;
+    lock_plans();
+    for (const tg_entry *entry = dtype >= 0 && dtype < TG_NDTYPES ? of_dtype[dtype] : NULL; entry; entry = entry->next_of_dtype)
+        sum += calls_of(entry);
+    unlock_plans();
+    return sum;
 }
 
 void tg_count_declined(int dtype)

@@ -146,7 +146,8 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[R
     held = columns * tiles[1][0] // 16  # one that L2 delivers fast enough: once for as many rows as a tile has
     # A B and a C whose rows are contiguous, few of them or narrow ones: tiles need nothing around them.
     widest = UNBLOCKED_TILES.get((isa.name, problem.dtype), (0, 0))[1]
-    plain = free and widest > 0 and problem.b_layout == problem.c_layout == "row" and options.parallel_loop != "pc"
+    bare = free and widest > 0 and problem.c_layout == "row" and options.parallel_loop != "pc"
+    plain = bare and problem.b_layout == "row"
     # A B in another layout. Larger ones gain nothing (measured: twice as large), and with many rows lose.
     scratch = Rule(
         Box(kn=(0.0, host.cache(2).bytes / 16 / itemsize)), name, "b", None,
@@ -211,8 +212,7 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[R
     large = replace(large, variant="A3B2C0", reason="both operands packed, B right before it is used")
     # Measured: a tenth for float64 and A3B2C0, nothing or less for the others.
     thin = [lean, slim] if problem.dtype == "float64" and options.num_threads == 1 else [slim]
-    copied = free and widest > 0 and problem.b_layout != "row" and problem.c_layout == "row" and options.parallel_loop != "pc"
-    if copied and problem.dtype in STUDIED:
+    if bare and not plain and problem.dtype in STUDIED:
         first = [scratch, tiny, narrow, slender]
     else:
         first = [column] if plain else [tiny, narrow, slender]

@@ -15,10 +15,12 @@ from tvm import tirx
 from . import emit
 from .arithmetic import bits
 from .emit import const, let, loop
+from .views import View
 from .workspace import CACHE_LINE
 
 if TYPE_CHECKING:
-    from .generator import Block, Generator
+    from .generator import Generator
+    from .outer_loops import Block
     from .microkernel import Tile
 
 
@@ -31,7 +33,7 @@ def prefetches(g: Generator) -> bool:
 class Lines:
     """The cache lines of a block of an operand: ``runs`` of ``length`` lines each, a ``stride`` of elements apart."""
 
-    view: emit.View
+    view: View
     start: Any
     stride: Any
     runs: Any
@@ -76,7 +78,7 @@ def lines_behind(g: Generator, name: str, e: Block, extent, p: Block) -> Lines:
     If neither stride is 1, hardly two elements share a line, and none are asked for.
     """
     operand, parts = g.sources[name], g.elements.parts
-    view = emit.View(f"{name}_next", g.pointers[name], g.elements.stored[name], (1, 1))
+    view = View(f"{name}_next", g.pointers[name], g.elements.stored[name], (1, 1))
     across = operand.stride_e == const(1)
     along = tirx.And(tirx.Not(across), operand.stride_k == const(1))
     start = let("next", e.start + e.size)
@@ -95,6 +97,6 @@ def lines_behind(g: Generator, name: str, e: Block, extent, p: Block) -> Lines:
     )
 
 
-def _in_line(view: emit.View) -> int:
+def _in_line(view: View) -> int:
     """Elements in a cache line."""
     return CACHE_LINE * 8 // bits(view.dtype)

@@ -14,8 +14,8 @@ from tvm.tirx.script import builder as T
 from ..problem import DTYPES
 from ..spec import KernelSpec
 from .arithmetic import MATRIX_ROWS, arithmetic_of, bits, rounds_once
-from .emit import Vectors, lanes_of
 from .isa import isa_of
+from .vectors import Vectors, lanes_of
 
 #: How elements lie in memory, where that is not a type that arithmetic is done in.
 _STORED = {"float16": "uint16", "bfloat16": "uint16", "bool": "uint8"}

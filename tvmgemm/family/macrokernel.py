@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 from . import ahead, emit, matrix_unit, microkernel, triangle
 from .arithmetic import MATRIX_ROWS
 from .emit import const, let, loop
-from .packed_c import partial_sums
 from .packing import pack_panels
+from .update import update_c
 from .variants import LOOP_DIMENSION, PANELS
 from .workspace import CACHE_LINE
 
 if TYPE_CHECKING:
-    from .generator import Block, Generator
+    from .generator import Generator
+    from .outer_loops import Block
 
-__all__ = ["partial_sums", "resident_c", "resident_operand"]
 
 
 def resident_c(g: Generator, blocks: dict[str, Block], task) -> None:
@@ -126,9 +126,9 @@ def _bring_back(g: Generator, tile: microkernel.Tile, along: Block, task) -> Non
         microkernel.write_back(tile, g.c_any, g.c_rows, g.unit_columns, scratch, update)
 
     if g.elements.rounds_once:
-        _sum_blocks(g, tile, along, task, lambda: g.update(True, bring))
+        _sum_blocks(g, tile, along, task, lambda: update_c(g, True, bring))
     else:
-        g.update(along.start == const(0), bring)
+        update_c(g, along.start == const(0), bring)
 
 
 def _sum_blocks(g: Generator, tile: microkernel.Tile, along: Block, task, finish: Callable[[], None]) -> None:

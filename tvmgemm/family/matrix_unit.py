@@ -23,6 +23,8 @@ from . import emit
 from .arithmetic import MATRIX_REGISTERS, MATRIX_ROWS
 from .elements import Elements
 from .emit import T, const, let, loop
+from .vectors import Vectors
+from .views import View
 
 if TYPE_CHECKING:
     from .generator import Generator
@@ -40,7 +42,7 @@ _CONFIGURATION = (1, 0, ROW_BYTES * 0x0001_0001_0001_0001, ROW_BYTES * 0x0001_00
 class StoredVector:
     """A vector of a tile of sums in memory; takes the place of a register."""
 
-    sums: emit.View
+    sums: View
     lanes: int
     row: int
     column: int
@@ -54,7 +56,7 @@ class StoredVector:
         self.sums.set_vector(value, self.lanes, const(self.row), const(self.column))
 
 
-def stored_sums(vectors: emit.Vectors, sums: emit.View, mr: int, nr: int) -> dict[tuple[int, int], StoredVector]:
+def stored_sums(vectors: Vectors, sums: View, mr: int, nr: int) -> dict[tuple[int, int], StoredVector]:
     """What stands for the registers of a tile: (row, first column) -> vector of ``sums``."""
     return {(i, c): StoredVector(sums, vectors.lanes, i, c) for i in range(mr) for c in range(0, nr, vectors.lanes)}
 
@@ -67,7 +69,7 @@ def _issue(name: str, *operands) -> None:
 
 def configure() -> None:
     """Before the first tile of a block of C. Nothing of it stays behind: ``release`` ends the block, in the same thread."""
-    memory = emit.View.on_stack("configuration", "int64", (1, len(_CONFIGURATION)))
+    memory = View.on_stack("configuration", "int64", (1, len(_CONFIGURATION)))
     for i, value in enumerate(_CONFIGURATION):
         memory.set(const(value), const(0), const(i))
     _issue("ldtilecfg", memory.address(const(0), const(0)))
@@ -93,7 +95,7 @@ def multiply(g: Generator, tile: Tile, at: dict[str, Any], steps, place: Callabl
     _by_height(g, tile, lambda high: _multiply(g, tile, at, steps, lambda each: each(0, 0, instruction), place, row_bytes, high))
 
 
-def multiply_planes(g: Generator, tile: Tile, at: dict[str, Any], steps, sums: emit.View, part: emit.View) -> None:
+def multiply_planes(g: Generator, tile: Tile, at: dict[str, Any], steps, sums: View, part: View) -> None:
     """``sums`` = A panel . B panel where elements are split into planes of bytes: the products of one weight after the other, each
     by way of ``part``. A weight's sum is one modulo 2**32, or of one block of k, which it holds (``longest_block``)."""
     elements, planes = g.elements, g.elements.arithmetic.planes
@@ -174,7 +176,7 @@ def _multiply(
 
 
 def pack_rows(
-    elements: Elements, panels: emit.View, operand: Operand, *, width: int, first, e0, extent, count, p0, kb, vectorised: bool
+    elements: Elements, panels: View, operand: Operand, *, width: int, first, e0, extent, count, p0, kb, vectorised: bool
 ) -> None:
     """Pack ``count`` panels of A, from panel ``first`` of the block on, which starts at row ``e0`` and index ``p0`` along k and
     has ``extent`` rows and ``kb`` along k. Rows past the edge repeat the last one."""
@@ -194,7 +196,7 @@ class _Rows:
     """One chunk of a panel and the three ways to fill it."""
 
     elements: Elements
-    panels: emit.View
+    panels: View
     operand: Operand
     width: int
     panel: Any
@@ -207,7 +209,7 @@ class _Rows:
     def copy(self) -> None:
         """k has unit stride: 64 bytes of each row."""
         elements, count = self.elements, MATRIX_ROWS * self.elements.group
-        memory = emit.Vectors(elements.stored["A"], count)
+        memory = Vectors(elements.stored["A"], count)
         mask = memory.mask("inside", self.left)
         with loop("e", const(self.width)) as e:
             row = self.base + emit.minimum(e, self.valid - const(1))
@@ -248,7 +250,7 @@ class _Rows:
             self.panels.set(elements.grouped(members, 1), self.panel, self.chunk, e, step)
 
 
-def fill_chunks(elements: Elements, panels: emit.View, width: int, first, count, packed, steps) -> None:
+def fill_chunks(elements: Elements, panels: View, width: int, first, count, packed, steps) -> None:
     """Zeros in panels of B from step ``packed`` to ``steps``, the end of the last chunk."""
     with loop("panel", count, first) as panel, loop("p", steps - packed, packed) as p:
         for c in range(0, width, elements.lanes):

@@ -14,6 +14,8 @@ from typing import Any
 from . import emit
 from .elements import Elements
 from .emit import const, let, loop
+from .vectors import Register, Vectors, lanes_of
+from .views import View
 
 #: Rows of a packed B panel between the row in use and the row asked for ahead of time.
 PREFETCH_ROWS = 16
@@ -30,10 +32,10 @@ class Tile:
     j0: Any
     rows: Any
     columns: Any
-    registers: dict[tuple[int, int], emit.Register]
+    registers: dict[tuple[int, int], Register]
 
     @property
-    def vectors(self) -> emit.Vectors:
+    def vectors(self) -> Vectors:
         """Vectors of sums."""
         return self.elements.sums
 
@@ -62,7 +64,7 @@ class Tile:
         return [self.vectors.mask(f"inside{c}", self.columns - const(c)) for c in self.chunks()]
 
 
-def registers(vectors: emit.Vectors, mr: int, nr: int) -> dict[tuple[int, int], emit.Register]:
+def registers(vectors: Vectors, mr: int, nr: int) -> dict[tuple[int, int], Register]:
     """The registers of a tile: (row, first column) -> register."""
     return {(i, c): vectors.register(f"c{i}_{c}") for i in range(mr) for c in range(0, nr, vectors.lanes)}
 
@@ -75,7 +77,7 @@ def clear(tile: Tile, start: Callable[[int], Any] | None = None) -> None:
             tile.registers[i, c].set(value)
 
 
-def add_sums(tile: Tile, sums: emit.View, at: Callable[[int], tuple]) -> None:
+def add_sums(tile: Tile, sums: View, at: Callable[[int], tuple]) -> None:
     """Tile += what earlier blocks of k came to: row i is at ``at(i)`` of ``sums``."""
     for i in range(tile.mr):
         for c in tile.chunks():
@@ -83,7 +85,7 @@ def add_sums(tile: Tile, sums: emit.View, at: Callable[[int], tuple]) -> None:
             register.set(sums.get_vector(tile.vectors.lanes, *at(i), const(c)) + register.get())
 
 
-def keep_sums(tile: Tile, sums: emit.View, at: Callable[[int], tuple]) -> None:
+def keep_sums(tile: Tile, sums: View, at: Callable[[int], tuple]) -> None:
     """``sums`` = tile, all of it, whatever lies outside the matrix."""
     for i in range(tile.mr):
         for c in tile.chunks():
@@ -118,7 +120,7 @@ def multiply_add(
         again = p
         for i in range(tile.mr):
             a = let(f"a{i}", a_at(i, p))
-            a = tile.elements.panels.splat(a) if emit.lanes_of(a) == 1 else a
+            a = tile.elements.panels.splat(a) if lanes_of(a) == 1 else a
             if not register_loads:
                 again = emit.opaque("again", again)
                 b = {c: b_at(c, again) for c in tile.chunks()}
@@ -139,7 +141,7 @@ def multiply_add(
 
 
 def write_back(
-    tile: Tile, c_any: emit.View, c_unit: emit.View, unit_columns, scratch: emit.View, update: Callable
+    tile: Tile, c_any: View, c_unit: View, unit_columns, scratch: View, update: Callable
 ) -> None:
     """Bring the tile to C: whole vectors inside the matrix, masked ones at its edge, one by one if C has gaps.
 

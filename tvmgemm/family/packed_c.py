@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from . import emit
 from .emit import const, let, loop
+from .update import update_c
 from .variants import PANELS
+from .views import View
 
 if TYPE_CHECKING:
-    from .generator import Block, Generator
+    from .generator import Generator
+    from .outer_loops import Block
 
 
 @contextmanager
@@ -45,7 +48,7 @@ def partial_sums(g: Generator, name: str, blocks: dict[str, Block], task):
         yield
         first = True if collects else blocks["k"].start == const(0)
         bring = _bring_rows if g.variant.resident == "B" else _bring_columns
-        g.update(first, lambda update: bring(g, blocks, update))
+        update_c(g, first, lambda update: bring(g, blocks, update))
     else:
         yield
 
@@ -72,7 +75,7 @@ def _clear(g: Generator, blocks: dict[str, Block]) -> None:
             g.panels["sums"].set_vector(g.vectors.splat(0.0), g.vectors.lanes, panel, step, const(c))
 
 
-def add_panels(g: Generator, blocks: dict[str, Block], partial: emit.View, first, share: Callable = _all) -> None:
+def add_panels(g: Generator, blocks: dict[str, Block], partial: View, first, share: Callable = _all) -> None:
     """Panels of C += those of one block of k; ``first``: C = the first of them. ``share`` as above."""
     lanes, total = g.vectors.lanes, g.panels["C"]
 

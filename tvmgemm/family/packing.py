@@ -20,6 +20,7 @@ from . import emit
 from .elements import Elements
 from .emit import const, let, loop
 from .isa import Isa
+from .views import View
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,9 @@ class Operand:
     """
 
     name: str
-    any: emit.View
-    unit_e: emit.View
-    unit_k: emit.View
+    any: View
+    unit_e: View
+    unit_k: View
     stride_e: Any
     stride_k: Any
 
@@ -46,7 +47,7 @@ def slack(width: int, lanes: int) -> int:
 def pack_panels(
     elements: Elements,
     isa: Isa,
-    panels: emit.View,
+    panels: View,
     operand: Operand,
     *,
     width: int,
@@ -84,7 +85,7 @@ class _Panel:
 
     elements: Elements
     isa: Isa
-    panels: emit.View
+    panels: View
     operand: Operand
     width: int
     panel: Any
@@ -225,7 +226,7 @@ class _Panel:
                 self.panels.set_vector(columns[step], self.lanes, self.panel, p + const(step), const(c))
 
 
-def append_shift(elements: Elements, panels: emit.View, width: int, first, count, steps) -> None:
+def append_shift(elements: Elements, panels: View, width: int, first, count, steps) -> None:
     """Behind the last step of each panel of B, what takes back A's move by 128 (``Elements.shift_of``) from the sums."""
     lanes = elements.lanes
     chunks = range(0, width, lanes)

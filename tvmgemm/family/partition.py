@@ -19,7 +19,8 @@ from .emit import const, let, loop
 from .variants import LOOP_DIMENSION
 
 if TYPE_CHECKING:
-    from .generator import Block, Generator
+    from .generator import Generator
+    from .outer_loops import Block
 
 #: Micro-tiles that a block keeps along its own dimension, if possible: a panel is read from L2 or L3 once per block.
 TILES_OF_BLOCK = 8

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from . import emit
 from .emit import const, loop
 from .variants import PANELS
+from .views import View
 
 if TYPE_CHECKING:
-    from .generator import Block, Generator
+    from .generator import Generator
+    from .outer_loops import Block
 
 
 def empty(g: Generator) -> None:
@@ -75,7 +77,7 @@ def triple_loop(g: Generator, blocks: dict[str, Block]) -> None:
         _add_product(g, i, j, _element(g, "A", i, p), _element(g, "B", j, p))
 
 
-def _collect(g: Generator, tile: emit.View, at: dict[str, Any], kb) -> None:
+def _collect(g: Generator, tile: View, at: dict[str, Any], kb) -> None:
     """tile = A.B of one micro-tile, by vectors; what stays in registers is LLVM's choice."""
     mr, lanes = g.tile["m"], g.vectors.lanes
     vectors = const(g.tile["n"] // lanes)
@@ -112,7 +114,7 @@ def packed_loops(g: Generator, blocks: dict[str, Block], task, in_tile: bool) ->
         i0, j0 = at["ir"] * const(mr), at["jr"] * const(nr)
         rows, columns = emit.minimum(m.size - i0, const(mr)), emit.minimum(n.size - j0, const(nr))
         # Not in ``work``: there LLVM could not know that writing to it leaves the panels as they are.
-        tile = emit.View.on_stack("T", g.spec.dtype, (mr, nr)) if in_tile else None
+        tile = View.on_stack("T", g.spec.dtype, (mr, nr)) if in_tile else None
         if tile is None:
             with loop("p", k.size) as p, loop("it", rows) as it, loop("jt", columns) as jt:
                 a, b = g.panels["A"].get(at["ir"], p, it), g.panels["B"].get(at["jr"], p, jt)

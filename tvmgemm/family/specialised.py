@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from . import emit
 from .emit import const, let, loop
 from .isa import Isa
+from .vectors import Vectors
+from .views import View, pointer
 
 if TYPE_CHECKING:
     from .generator import Generator
@@ -43,18 +45,18 @@ def _stack(g: Generator, pointers: dict[str, Any], strides: dict[str, Any], roll
     tiles = _tiles(g)
     # The limit of a mask is hidden from LLVM: it would find that nobody needs the lanes outside, and put zeros there.
     masks = {
-        x: emit.Vectors(g.spec.dtype, x.width).mask("inside", emit.opaque("inside", const(x.inside)))
+        x: Vectors(g.spec.dtype, x.width).mask("inside", emit.opaque("inside", const(x.inside)))
         for _, columns in tiles
         for x in columns
         if x.inside < x.width
     }
     with loop("q", g.values["batch"]) as q:
         at = {
-            x: emit.pointer(f"{x}_q", pointers[x], g.spec.dtype, q * g.values[f"s{x.lower()}"]) for x in ("A", "B", "C")
+            x: pointer(f"{x}_q", pointers[x], g.spec.dtype, q * g.values[f"s{x.lower()}"]) for x in ("A", "B", "C")
         }
-        a = emit.View("A", at["A"], g.spec.dtype, (strides["rsa"], strides["csa"]))
-        b = emit.View("B", at["B"], g.spec.dtype, (strides["rsb"], 1))
-        c = emit.View("C", at["C"], g.spec.dtype, (strides["rsc"], 1))
+        a = View("A", at["A"], g.spec.dtype, (strides["rsa"], strides["csa"]))
+        b = View("B", at["B"], g.spec.dtype, (strides["rsb"], 1))
+        c = View("C", at["C"], g.spec.dtype, (strides["rsc"], 1))
         for rows, columns in tiles:
             _tile(g, a, b, c, rows, columns, masks, rolled, len(tiles) > 1)
 
@@ -96,12 +98,12 @@ def _tiles(g: Generator) -> list[tuple[range, list[_Columns]]]:
 
 
 def _tile(
-    g: Generator, a: emit.View, b: emit.View, c: emit.View, rows: range, columns: list[_Columns],
+    g: Generator, a: View, b: View, c: View, rows: range, columns: list[_Columns],
     masks: dict[_Columns, Any], rolled: bool, several: bool,
 ) -> None:  # fmt: skip
     """One tile of C, of ``several`` or the only one: sums start from +0, and take up k in order."""
     k = g.spec.shape[2]
-    vectors = {x: emit.Vectors(g.spec.dtype, x.width) for x in columns}
+    vectors = {x: Vectors(g.spec.dtype, x.width) for x in columns}
 
     def add(p) -> None:
         row = {x: let("b", _load(vectors[x], x, b, p, masks)) for x in columns}
@@ -126,7 +128,7 @@ def _tile(
         _store(vectors[x], x, c, i, register.get(), masks)
 
 
-def _load(vectors: emit.Vectors, x: _Columns, view: emit.View, row, masks: dict[_Columns, Any]):
+def _load(vectors: Vectors, x: _Columns, view: View, row, masks: dict[_Columns, Any]):
     if x.width == 1:
         return view.get(row, const(x.first))
     if x.inside == x.width:
@@ -134,7 +136,7 @@ def _load(vectors: emit.Vectors, x: _Columns, view: emit.View, row, masks: dict[
     return vectors.masked_load(view.address(row, const(x.first)), masks[x])
 
 
-def _store(vectors: emit.Vectors, x: _Columns, view: emit.View, i: int, value, masks: dict[_Columns, Any]) -> None:
+def _store(vectors: Vectors, x: _Columns, view: View, i: int, value, masks: dict[_Columns, Any]) -> None:
     at = (const(i), const(x.first))
     if x.width == 1:
         view.set(value, *at)

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any
 from . import emit
 from .emit import const, let, loop
 from .packed_c import add_panels
+from .update import update_c
+from .views import View
 
 if TYPE_CHECKING:
-    from .generator import Block, Generator
+    from .generator import Generator
+    from .outer_loops import Block
 
 #: Bytes that slots may take beyond one per task: more of them mean fewer meetings of the tasks.
 SLOTS_LIMIT = 4 << 20
@@ -60,7 +63,7 @@ def _sums_go_to(g: Generator, slot, blocks: dict[str, Block]) -> Iterator[None]:
     g.slot = None
 
 
-def _rows_of_slot(g: Generator, slot, blocks: dict[str, Block]) -> emit.View:
+def _rows_of_slot(g: Generator, slot, blocks: dict[str, Block]) -> View:
     """A slot by the indices of C: it holds the rows and columns that the loops outside of ``pc`` are at."""
     i0, j0 = (blocks[d].start if d in blocks else const(0) for d in "mn")
     return g.memory.panels("S", slot, origin=(i0, j0))
@@ -96,7 +99,7 @@ def _add_to_c(g: Generator, blocks: dict[str, Block], start, filled, task) -> No
             with loop("j", size["n"], j0) as j:
                 g.c_any.set(update(sums.get(i, j), lambda: g.c_any.get(i, j), lambda scalar: scalar), i, j)
 
-        g.update(start + slot == const(0), rows)
+        update_c(g, start + slot == const(0), rows)
 
 
 def _add_to_panels(g: Generator, blocks: dict[str, Block], start, filled, task) -> None:

@@ -17,7 +17,8 @@ from . import emit
 from .emit import T, const, let, loop
 
 if TYPE_CHECKING:
-    from .generator import Block, Generator
+    from .generator import Generator
+    from .outer_loops import Block
 
 
 def row_blocks(g: Generator, columns: Block, body: Callable[[Any, Any, Any], None]) -> None:

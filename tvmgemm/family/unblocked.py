@@ -21,6 +21,9 @@ from .elements import Elements
 from .emit import const, let, loop
 from .packing import pack_panels
 from .tiles import heights
+from .update import update_c
+from .vectors import variable
+from .views import View
 
 if TYPE_CHECKING:
     from .generator import Generator
@@ -54,7 +57,7 @@ class Following:
 
     def begin(self, q, done, step: int) -> Callable[[Any], None]:
         """What a tile prefetches in its step p, if ``done`` multiply-adds came before it and a step has so many."""
-        first = emit.variable("ahead", self.start("A", const(0)))
+        first = variable("ahead", self.start("A", const(0)))
 
         def find() -> None:
             here = let("here", done * self.rate >> const(_FRACTION))
@@ -108,12 +111,12 @@ def scratch(g: Generator):
     return g.values["k"] * _packed_row(g)
 
 
-def _rows_of_b(g: Generator) -> emit.View:
+def _rows_of_b(g: Generator) -> View:
     """B with contiguous rows: as it is, or the copy in ``work`` that the tasks make together."""
     if g.spec.packing == "none":
         return g.sources["B"].unit_e
     lanes, row = g.vectors.lanes, let("packed_row", _packed_row(g))
-    panels = emit.View("Bc", g.pointers["work"], g.elements.panels.dtype, (lanes, row, 1))
+    panels = View("Bc", g.pointers["work"], g.elements.panels.dtype, (lanes, row, 1))
     count = let("vectors", emit.ceil_div(g.values["n"], const(lanes)))
 
     def pack(first, number) -> None:
@@ -127,7 +130,7 @@ def _rows_of_b(g: Generator) -> emit.View:
             pack(*g.share(count, packer))
     else:
         pack(const(0), count)
-    return emit.View("Bc_rows", g.pointers["work"], g.elements.panels.dtype, (row, 1))
+    return View("Bc_rows", g.pointers["work"], g.elements.panels.dtype, (row, 1))
 
 
 def product(g: Generator, q) -> None:
@@ -205,7 +208,7 @@ class _Product:
         lanes, last = elements.lanes, tile.nr - elements.lanes if masked else -1
         mask = elements.sums.mask("inside", tile.columns - const(last)) if masked else None
 
-        def load(operand: str, view: emit.View, i, c: int) -> Any:
+        def load(operand: str, view: View, i, c: int) -> Any:
             if c == last:
                 outside = elements.outside(operand)
                 return elements.memory(operand).masked_load(view.address(i, const(c)), mask, outside)
@@ -233,7 +236,7 @@ class _Product:
                 else:
                     to.set_vector(value, lanes, const(i), const(c))
 
-        g.update(self.p0 == const(0), write)
+        update_c(g, self.p0 == const(0), write)
 
 
     def _prefetches(self, tile: microkernel.Tile) -> Callable[[Any], None] | None:

@@ -13,6 +13,7 @@ from .emit import const, let
 from .packing import slack
 from .split_k import slots
 from .variants import LOOP_DIMENSION, PANELS
+from .views import View
 
 if TYPE_CHECKING:
     from .generator import Generator
@@ -149,7 +150,7 @@ class Workspace:
         """How many copies of the buffer ``name`` there are."""
         return self._regions[name].copies
 
-    def panels(self, name: str, index, origin: tuple = ()) -> emit.View:
+    def panels(self, name: str, index, origin: tuple = ()) -> View:
         """The buffer ``name``; of one that has copies, that of task or slot ``index``. ``origin``: indices of its start."""
         region = self._regions[name]
         offset = self._offset(name, index)
@@ -157,7 +158,7 @@ class Workspace:
             offset = offset - start * (const(stride) if isinstance(stride, int) else stride)
         return self._view(name, region, let("offset", offset) if origin else offset)
 
-    def either(self, condition, name: str, other: str, task) -> emit.View:
+    def either(self, condition, name: str, other: str, task) -> View:
         """The one or the other of two buffers of one layout, decided at run time."""
         offset = let("chosen", tirx.Select(condition, self._offset(name, task), self._offset(other, task)))
         return self._view("chosen", self._regions[name], offset)
@@ -169,8 +170,8 @@ class Workspace:
         wide = not self._of_panels(name) and self._sums_width > 1
         return tirx.truncdiv(offset, const(self._sums_width)) if wide else offset
 
-    def _view(self, name: str, region: _Region, offset) -> emit.View:
+    def _view(self, name: str, region: _Region, offset) -> View:
         generator = self._generator
         vectors = generator.elements.panels if self._of_panels(name) else generator.elements.sums
         name = name if len(name) > 1 else name + "c"
-        return emit.View(name, generator.pointers["work"], vectors.dtype, region.strides, offset)
+        return View(name, generator.pointers["work"], vectors.dtype, region.strides, offset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -437,7 +438,7 @@ def test_miss_without_the_gil(native):
     assert native.lib.tg_lookup(native.problem()) != -1
 
 
-@pytest.mark.parametrize("error", [ValueError("no"), MemoryError(), SystemExit(3)])
+@pytest.mark.parametrize("error", [ValueError("no"), MemoryError()])
 def test_exception_in_a_miss_is_logged(native, caplog, capfd, error):
     def on_miss(p):
         raise error
@@ -451,17 +452,33 @@ def test_exception_in_a_miss_is_logged(native, caplog, capfd, error):
     assert capfd.readouterr().err == ""
 
 
-def test_interrupt_in_a_miss_is_not_lost(native):
+@pytest.mark.parametrize("ignored", [False, True], ids=["as it is", "SIGINT ignored"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), TimeoutError("too late")], ids=repr)
+def test_what_a_signal_raises_in_a_miss_is_not_lost(native, error, ignored):
+    """Ctrl-C, a handler of SIGTERM that exits, a time limit of the program's."""
+
+    def handler(number, frame):
+        raise error
+
     def on_miss(p):
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGALRM)
 
     frontend.on_miss = on_miss
     a, result = whole_numbers((5, 5), "f"), None
-    with pytest.raises(KeyboardInterrupt):
-        result = matmul(a, a)
-        for _ in range(1000):
-            pass
+    before = signal.signal(signal.SIGALRM, handler), signal.getsignal(signal.SIGINT)
+    try:
+        if ignored:  # as in a shell's background job
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with pytest.raises(type(error)) as raised:
+            result = matmul(a, a)
+            for _ in range(1000):
+                pass
+    finally:
+        signal.signal(signal.SIGALRM, before[0])
+        signal.signal(signal.SIGINT, before[1])
+    assert raised.value is error
     assert result is None or (result == np.matmul(a, a)).all()
+    np.testing.assert_array_equal(np.matmul(a, a), a @ a)  # nothing is raised again
 
 
 def test_miss_leaves_no_floating_point_flags(native):

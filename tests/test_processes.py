@@ -404,6 +404,7 @@ def test_keyboard_interrupt_during_a_build(tmp_path):
     slow = script(tmp_path / marker, f"touch {tmp_path}/started\nsleep 100\n")
     program = f"""
     import signal
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell would ignore it
     def interrupt():
         while not os.path.exists({str(tmp_path / "started")!r}):
             time.sleep(0.02)

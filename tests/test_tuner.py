@@ -181,6 +181,7 @@ def started(folder, *arguments):
         [sys.executable, "-m", "tvmgemm", "tune", *map(str, arguments)],
         cwd=ROOT, env={**os.environ, "TVMGEMM_CACHE_DIR": str(folder)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored if these tests run in the background
     )  # fmt: skip
 
 

@@ -28,11 +28,14 @@ on_hot: Callable[[object], bool] | None = None
 _LOOK_AGAIN, _DECLINE, _INTERRUPTED = 1, 0, -1
 _SERVED, _KERNEL_FAILED = 0, -2
 
+_interrupts: list[BaseException] = []
+
 
 def _handle_escaped(kind, error, traceback) -> int:
-    """What the native loop gets when planning raised: decline. Ctrl-C is handed on, all else is logged."""
-    if issubclass(kind, KeyboardInterrupt):
-        return _INTERRUPTED  # raised again by the native part once no frame of ours is left to swallow it
+    """What the native loop gets when planning raised: decline. What is not about planning is handed on, all else is logged."""
+    if not issubclass(kind, Exception) or _comes_from_a_signal(traceback):
+        _interrupts.append(error)
+        return _INTERRUPTED  # the native part has it raised once no frame of ours is left to swallow it
     try:
         from tvmgemm import log
 
@@ -42,6 +45,24 @@ def _handle_escaped(kind, error, traceback) -> int:
     except Exception:  # no way to report: the product still has to be computed
         pass
     return _DECLINE
+
+
+def _comes_from_a_signal(traceback) -> bool:
+    """Whether the program's handler of a signal raised it: a time limit that ended while a kernel was built, say."""
+    import signal
+
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+    while traceback is not None:
+        if traceback.tb_frame.f_code in handlers:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def raise_interrupt() -> None:
+    """Raise what ended planning, in the main thread: the native part asks for it (``tg_python_interrupt``)."""
+    if _interrupts:
+        raise _interrupts.pop()
 
 
 @ffi.def_extern(onerror=_handle_escaped)

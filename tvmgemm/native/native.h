@@ -146,7 +146,7 @@ int tg_serve(char **args, const intptr_t *dims, const intptr_t *steps, int dtype
 typedef struct { tg_loop_fn run; void *data; } tg_numpy_loop;
 extern tg_numpy_loop tg_numpy_loops[TG_NLOOPS];
 bool tg_python_finalizing(void);
-void tg_python_interrupt(void);       /* as if the user had pressed Ctrl-C now */
+void tg_python_interrupt(void);       /* have the main thread raise what ended planning, as soon as it runs Python code */
 
 /* scratch.c: at least `bytes`, aligned to a cache line, valid until this thread asks again; or NULL. */
 void *tg_scratch(int64_t bytes);

@@ -247,7 +247,18 @@ bool tg_python_finalizing(void)
 #endif
 }
 
+static int raise_interrupt(void *unused)
+{
+    (void)unused;
+    PyObject *frontend = PyImport_ImportModule("tvmgemm.frontend");
+    PyObject *none = frontend ? PyObject_CallMethod(frontend, "raise_interrupt", NULL) : NULL;
+    Py_XDECREF(frontend);
+    Py_XDECREF(none);
+    return none ? 0 : -1;
+}
+
+/* Not PyErr_SetInterrupt, which does nothing where SIGINT is ignored, as in a shell's background job. */
 void tg_python_interrupt(void)
 {
-    PyErr_SetInterrupt();             /* needs no GIL */
+    Py_AddPendingCall(raise_interrupt, NULL);   /* needs no GIL */
 }

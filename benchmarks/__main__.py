@@ -10,6 +10,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -121,10 +122,10 @@ def main(argv: list[str] | None = None) -> int:
         file.parent.mkdir(parents=True, exist_ok=True)
     suites = [SUITES[name] for name in dict.fromkeys(arguments.suites or SUITES)]
     command = shlex.join(["python", "-m", "benchmarks", *(sys.argv[1:] if argv is None else argv)])
-    results, usable = begin(arguments, suites, command, notes)
+    results, usable, meter = begin(arguments, suites, command, notes)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what a time limit sends: no reason to lose the rows
     try:
-        wrong = run(arguments, suites, results, usable)
+        wrong = run(arguments, suites, results, usable, meter)
     except KeyboardInterrupt:
         wrong = "interrupted: the report holds what was measured until then"
     write(arguments, suites, results, wrong)
@@ -132,7 +133,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def begin(arguments: argparse.Namespace, suites: list, command: str, notes: list[str]) -> tuple:
-    """The Results of a run without its rows: all that can be said before measuring; and the usable peers."""
+    """The Results of a run without its rows: all that can be said before measuring; the usable peers; and the Meter of the peak,
+    where there is one."""
     import tvmgemm
     from tvmgemm.settings import current, sources
 
@@ -144,15 +146,17 @@ def begin(arguments: argparse.Namespace, suites: list, command: str, notes: list
     description = machine.describe()
     # Where the kernels lie doesn't matter to a reader, and is nobody's business.
     changed = [name for name, source in sources().items() if source != "default" and name != "cache_dir"]
-    measured = {}
+    meter, measured = None, {}
     in_process = [suite for suite in suites if suite.unit != "ms"]
     asked = dict.fromkeys(name for suite in in_process for name in arguments.dtypes or suite.dtypes)
     notes += filter(None, map(elements.missing, asked))
     dtypes = tuple(name for name in asked if name in peak.ITEMSIZES)
     if dtypes and description["isa"]:
-        print("measuring the peak of a core ...", file=sys.stderr, flush=True)
+        print("measuring the peak ...", file=sys.stderr, flush=True)
         try:
-            measured = peak.measure(description["isa"], dtypes)
+            meter = peak.build(description["isa"], dtypes)
+            cores = sorted({1, description["cores"]})
+            measured = {dtype: {threads: meter.highest(dtype, threads) for threads in cores} for dtype in dtypes}
         except RuntimeError as error:
             notes.append(str(error))
     results = report.Results(
@@ -169,10 +173,10 @@ def begin(arguments: argparse.Namespace, suites: list, command: str, notes: list
         notes=notes,
     )
     print("\n".join(report.preamble(results)), flush=True)
-    return results, usable
+    return results, usable, meter
 
 
-def run(arguments: argparse.Namespace, suites: list, results, usable: dict) -> str | None:
+def run(arguments: argparse.Namespace, suites: list, results, usable: dict, meter) -> str | None:
     """Measure all rows into ``results``, printing each; the reason why it ended early, or None."""
     from tvmgemm.trial import BuildFailed
 
@@ -184,7 +188,7 @@ def run(arguments: argparse.Namespace, suites: list, results, usable: dict) -> s
         print(f"\n{suite.name}: {suite.title}\n{report.heading(suite.unit, view)}", flush=True)
         first = len(results.rows)
         try:
-            for row in rows(arguments, suite, usable, results.peak):
+            for row in rows(arguments, suite, usable, meter):
                 results.rows.append(row)
                 if view.shown(row):
                     print(report.line(row, suite.unit, view), flush=True)
@@ -197,7 +201,7 @@ def run(arguments: argparse.Namespace, suites: list, results, usable: dict) -> s
     return None
 
 
-def rows(arguments: argparse.Namespace, suite, usable: dict, peak: dict[str, float]) -> Iterator:
+def rows(arguments: argparse.Namespace, suite, usable: dict, meter) -> Iterator:
     """The rows of one suite with the dtypes, threads, peers and extent of the command line."""
     from tvmgemm.host import host
 
@@ -217,7 +221,8 @@ def rows(arguments: argparse.Namespace, suite, usable: dict, peak: dict[str, flo
             wanted = arguments.peers or case.targets or suite.targets
             peers = {name: peer for name, peer in usable.items() if name in wanted}
             for threads in dict.fromkeys(counts):
-                conditions = Conditions(extent, threads, seconds, peak.get(dtype))
+                peak = partial(meter.gflops, dtype, threads) if meter and dtype in meter.dtypes else None
+                conditions = Conditions(extent, threads, seconds, peak)
                 if suite.measure is not None:
                     yield from suite.measure(suite, case, dtype, conditions)
                 else:

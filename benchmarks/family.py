@@ -121,12 +121,14 @@ def judged(
 ) -> list[MemberRow]:
     """The rows of both passes: finalists with their numbers of the second, the best first, then the rest in order."""
 
+    peak = conditions.peak and conditions.peak()
+
     def best_of(samples: Mapping[str, Sequence[float]]) -> str:
         return next(name for name in trial.ranked(samples) if name != NUMPY)
 
     def rows_of(samples: Mapping[str, Sequence[float]], names: list[str], final: bool) -> list[MemberRow]:
         return members.rows(
-            suite, case, dtype, conditions.threads, conditions.peak, samples, best_of(samples), kernels, names,
+            suite, case, dtype, conditions.threads, peak, samples, best_of(samples), kernels, names,
             best=lambda name: final and name == best_of(last), chosen=lambda name: final and name == chosen,
             final=lambda name: final,
         )  # fmt: skip

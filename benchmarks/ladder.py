@@ -49,8 +49,9 @@ def measure(suite: Suite, case: Case, dtype: str, conditions: Conditions) -> Ite
     with timing.thread_limit(1):
         members.check_all(kernels.values(), case, a, b)
         samples = trial.interleaved(kernels, a, b, conditions.seconds * len(kernels), threads=1)
+        peak = conditions.peak and conditions.peak()
     progress_line("")
-    yield from members.rows(suite, case, dtype, 1, conditions.peak, samples, FULL, kernels)
+    yield from members.rows(suite, case, dtype, 1, peak, samples, FULL, kernels)
 
 
 VIEW = members.view(f"of {FULL} [quartiles]", lambda rows: [])

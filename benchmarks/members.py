@@ -68,7 +68,7 @@ def rows(
     **marks: Callable[[str], bool],
 ) -> list[MemberRow]:
     """A row for each of ``names`` (None: all in ``samples``), relative to ``reference``; ``marks`` gives flags of
-    MemberRow by name."""
+    MemberRow by name. ``peak``: GFLOP/s of the cores used."""
     result = []
     for name in samples if names is None else names:
         taken = samples[name]
@@ -85,7 +85,7 @@ def rows(
                 peer_seconds=None if name == NUMPY else timing.median(samples[NUMPY]),
                 ratio=None if name == NUMPY else timing.ratio(samples[NUMPY], taken),
                 flops=case.flops,
-                peak=peak and case.flops / seconds / 1e9 / (peak * threads),
+                peak=peak and case.flops / seconds / 1e9 / peak,
                 served=name != NUMPY,
                 plan=kernels[name].spec.name if name in kernels else "",
                 relative=timing.ratio(samples[reference], taken),

@@ -32,8 +32,8 @@ def speed_against_size(results: Results, path: Path) -> None:
     for axes, ((dtype, threads), rows) in zip(figure.subplots(lines, columns, squeeze=False).flat, panels.items()):
         for name, points in speeds(rows).items():
             axes.plot(*zip(*sorted(points.items())), label=name, markersize=3, **_STYLES.get(name, {}))
-        if dtype in results.peak:
-            axes.axhline(results.peak[dtype] * threads, color="black", linestyle="--", linewidth=1, label="FMA peak")
+        if threads in results.peak.get(dtype, {}):
+            axes.axhline(results.peak[dtype][threads], color="black", linestyle="--", linewidth=1, label="FMA peak")
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda size, position: f"{size:g}")
         axes.set_ylim(bottom=0)

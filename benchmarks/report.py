@@ -28,7 +28,8 @@ _COLUMNS = {
 
 @dataclass
 class Results:
-    """Everything of one run. ``settings`` are those not at their default; ``rows`` as they were measured."""
+    """Everything of one run. ``settings`` are those not at their default; ``peak``: dtype -> cores at once -> GFLOP/s; ``rows`` as
+    they were measured."""
 
     command: str
     date: str
@@ -36,7 +37,7 @@ class Results:
     settings: dict[str, object]
     machine: dict[str, object]
     peers: list[dict[str, str]]
-    peak: dict[str, float]
+    peak: dict[str, dict[int, float]]
     notes: list[str] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
 
@@ -144,7 +145,8 @@ def from_json(data: dict) -> Results:
     for values in data["rows"]:
         kept = {name: value for name, value in values.items() if name in names}
         rows.append(Row(**{**kept, "ratio": kept["ratio"] and Ratio(**kept["ratio"])}))
-    return Results(**{**data, "rows": rows})
+    peak = {dtype: {int(cores): gflops for cores, gflops in known.items()} for dtype, known in data["peak"].items()}
+    return Results(**{**data, "peak": peak, "rows": rows})
 
 
 def joined(first: Results, second: Results) -> Results:
@@ -187,8 +189,7 @@ def preamble(results: Results) -> list[str]:
         caveat = f" ({peer['caveat']})" if peer["caveat"] else ""
         lines.append(f"{peer['name']}: {peer['version']}, kernels: {peer['kernels']}{caveat}")
     if results.peak:
-        peak = ", ".join(f"{dtype} {gflops:.1f} GFLOP/s" for dtype, gflops in results.peak.items())
-        lines.append(f"measured FMA peak of one core: {peak}")
+        lines.append("measured FMA peak: " + "; ".join(_peak(*item) for item in results.peak.items()))
     if machine.busy(where):
         lines.append("note: the machine was busy when this began; trust the ratios, not the times")
     return lines + [f"note: {note}" for note in results.notes]
@@ -196,8 +197,9 @@ def preamble(results: Results) -> list[str]:
 
 _EXPLAINED = f"""\
 A ratio is peer time / our time within one round of interleaved timing in one process: above 1, tvmgemm is
-faster. Shown are the median over the rounds and the quartiles. Times and GFLOP/s are medians. `{MARK}` marks
-a row that misses its target."""
+faster. Shown are the median over the rounds and the quartiles. Times and GFLOP/s are medians. A percentage is
+the part that we reach of the FMA peak of as many cores at once, measured in each round: the median. `{MARK}` marks a row
+that misses its target."""
 
 
 def _provenance(results: Results) -> list[str]:
@@ -230,6 +232,11 @@ def number(value: float | None) -> str:
 def threads_text(threads: int) -> str:
     """``1 thread``, ``2 threads``."""
     return f"{threads} thread" + "s" * (threads != 1)
+
+
+def _peak(dtype: str, by_cores: Mapping[int, float]) -> str:
+    parts = (f"{gflops:.1f} GFLOP/s on {f'{cores} cores at once' if cores > 1 else 'one core'}" for cores, gflops in by_cores.items())
+    return f"{dtype} {', '.join(parts)}"
 
 
 def _cache(cache: dict) -> str:

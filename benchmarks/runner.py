@@ -18,6 +18,7 @@ from tvmgemm.timing import Ratio
 from tvmgemm.trial import ROUNDS, THREADED_SAMPLE
 
 from . import elements
+from .peak import Beside
 from .peers import Peer
 from .suite import Case, Conditions, Suite
 
@@ -47,7 +48,7 @@ class Row:
 
     ``seconds`` are medians per call. ``ratio`` is peer/ours per round; it and ``peer_seconds`` are None where
     the peer can't do the case or there is nothing to compare with. ``flops`` is None for what isn't a
-    product, ``peak`` the fraction of the measured peak of the cores used. ``served``: our kernel computed it,
+    product, ``peak`` the fraction of the peak of the cores used, measured in turn with it. ``served``: our kernel computed it,
     by ``plan``. ``target`` is the ratio to reach, ``limit`` the seconds not to exceed, ``peak_target`` the fraction of
     the peak to reach.
     """
@@ -103,7 +104,7 @@ def measure(
 
     Raises WrongResult.
     """
-    threads, peak = conditions.threads, conditions.peak
+    threads, beside = conditions.threads, Beside(conditions.peak)
     a, b = case.operands(dtype)
     keywords = elements.keywords(dtype)
     entries = {name: ENTRIES[name]() for name in suite.entries}
@@ -123,12 +124,16 @@ def measure(
             if function is not None:
                 others[name] = function
 
-        def before(name: str) -> None:
+        def patch_for(name: str) -> None:
             patch(name in entries and entries[name].patched)
+
+        def before(name: str) -> None:
+            patch_for(name)
+            beside.take(name)  # before everybody's samples, so that it is the same for all
 
         served = {}
         for name in entries:
-            before(name)
+            patch_for(name)
             try:
                 functions[name]()  # builds the kernel, if need be
             except TypeError as error:  # elements that it does not take here
@@ -149,7 +154,7 @@ def measure(
             rounds=ROUNDS,
             min_seconds=timing.MIN_SECONDS if threads == 1 else THREADED_SAMPLE,
             budget=conditions.seconds,
-            before=before if any(entry.patched for entry in entries.values()) else None,
+            before=before,
             settle=threads > 1,
         )
         patch(False)
@@ -171,7 +176,7 @@ def measure(
                 peer_seconds=theirs and timing.median(theirs),
                 ratio=theirs and timing.ratio(theirs, samples[entry][: len(theirs)]),
                 flops=case.flops,
-                peak=peak and case.flops / ours / 1e9 / (peak * threads),
+                peak=beside.fraction(entry, samples[entry], case.flops),
                 served=served[entry],
                 plan=plan,
                 target=(case.targets or suite.targets).get(peer),

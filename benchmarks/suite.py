@@ -114,13 +114,13 @@ def product(m: int, n: int, k: int, note: str = "", **fields) -> Case:
 
 @dataclass(frozen=True)
 class Conditions:
-    """How a case is to be measured: which extent of its suite, with so many ``threads``, for about ``seconds``,
-    and GFLOP/s of the ``peak`` of one core, where it is known."""
+    """How a case is to be measured: which extent of its suite, with so many ``threads``, for about ``seconds``, and what
+    measures the ``peak`` of as many cores at once, in GFLOP/s, where there is one."""
 
     extent: str = "usual"
     threads: int = 1
     seconds: float = 1.0
-    peak: float | None = None
+    peak: Callable[[], float] | None = None
 
 
 @dataclass(frozen=True)

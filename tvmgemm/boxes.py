@@ -60,9 +60,11 @@ class Box:
     def beside(self, others: Iterable[Box], problem: Problem) -> Box:
         """A part of this box, with the problem in it, that meets none of ``others``, none of which holds the problem."""
         limits = dict(self.limits)
-        for other in others:
-            if meet(limits, other.limits):
-                _cut(limits, other.limits, problem)
+        met = (other.limits for other in others if meet(limits, other.limits))
+        # Those first that leave little choice: after their cuts many others are not met any more.
+        for other in sorted(met, key=lambda other: _broken(other, problem)):
+            if meet(limits, other):
+                _cut(limits, other, problem)
         whole = Box()  # whose bounds are whole numbers
         return replace(whole, **{side: _both(getattr(whole, side), bounds) for side, bounds in limits.items()})
 
@@ -73,6 +75,11 @@ def meet(ours: Limits, theirs: Limits) -> bool:
         if side in ours and (ours[side][0] > high or ours[side][1] < low):
             return False
     return True
+
+
+def _broken(limits: Limits, problem: Problem) -> int:
+    """How many of the bounds the problem breaks."""
+    return sum(not low <= getattr(problem, side) <= high for side, (low, high) in limits.items())
 
 
 def _both(x: Bounds, y: Bounds) -> Bounds:

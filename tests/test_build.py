@@ -17,7 +17,7 @@ import pytest
 
 from tvmgemm import log
 from tvmgemm.build import link as link_module
-from tvmgemm.build import parent
+from tvmgemm.build import parent, process
 from tvmgemm.build.link import Linker, LinkError, find_linker, link
 from tvmgemm.build.parent import build
 from tvmgemm.spec import KernelSpec
@@ -130,7 +130,7 @@ def test_results_come_one_by_one(store, compiler):
     assert next(results).spec == SPEC
     assert time.monotonic() - start < 15
     results.close()
-    assert not parent._running
+    assert not process.running
     assert kernel_lock_is_free(store, OTHER)
 
 

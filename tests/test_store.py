@@ -18,7 +18,7 @@ from tvmgemm import log, settings
 from tvmgemm.spec import KernelSpec
 from tvmgemm.store import KernelKey, Store, kernel_key, open_store, user_folder
 from tvmgemm.store import folder as folder_module
-from tvmgemm.store.files import temporary_path
+from tvmgemm.store.content import temporary_path
 from tvmgemm.store.key import PINS, generator_digest, generator_sources
 
 SPEC = KernelSpec("float32", "x86-64-v3", "B3A2C0", 4, 8)

@@ -27,7 +27,7 @@ from .family.validity import check, unsuitable
 from .host import Host
 from .problem import DTYPES, LAYOUT_NAMES, Problem
 from .spec import STEPS, KernelSpec
-from .store.files import rename_as_bad, sound_content, write_whole
+from .store.content import rename_as_bad, sound_content, write_whole
 from .store.key import KERNEL_ABI, KernelKey, generator_digest
 
 if TYPE_CHECKING:

@@ -126,7 +126,8 @@ def loaded_versions() -> dict[str, str]:
 def _build(spec, key, compile_object, request: dict) -> str:
     """Compile, link and store one spec; returns the entry's path."""
     from tvmgemm.build.link import Linker, LinkError, link
-    from tvmgemm.store.files import Store, temporary_path
+    from tvmgemm.store.content import temporary_path
+    from tvmgemm.store.files import Store
 
     linker = Linker(*request["linker"])
     library = temporary_path(request["store"])

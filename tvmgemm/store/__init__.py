@@ -1,8 +1,7 @@
-"""The on-disk store of built kernels: one verified file per kernel. ``cache/README.md`` describes the
-format."""
+"""The on-disk store of built kernels: one verified file per kernel. ``cache/README.md`` describes the format."""
 
-from .files import Entry, KernelLock, Store
+from .files import Entry, Store
 from .folder import open_store, user_folder
 from .key import KernelKey, kernel_key
 
-__all__ = ["Entry", "KernelKey", "KernelLock", "Store", "kernel_key", "open_store", "user_folder"]
+__all__ = ["Entry", "KernelKey", "Store", "kernel_key", "open_store", "user_folder"]

@@ -1,4 +1,4 @@
-"""Files of the store: find, publish, verify, set aside, lock, trim.
+"""The store: find, publish, verify, set aside, trim the files that are its entries.
 
 One file is one entry, and the digest of its content is part of its name. So a rename publishes an entry
 whole, no index can disagree with the files, and a reader needs no lock. Nothing that happens to the files
@@ -10,27 +10,30 @@ from __future__ import annotations
 import errno
 import os
 import re
-import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .. import log
 from ..spec import KernelSpec
+from .content import BAD, TEMPORARY, Unsound, read, rename_as_bad, sound_content, try_removing
 from .folder import private_folder, report_unusable, try_writing
 from .key import DIGITS, KernelKey, digest
+
+if TYPE_CHECKING:
+    from .lock import KernelLock
 
 #: The least recently used entries beyond this many bytes are removed when one is written.
 DEFAULT_LIMIT = 256 << 20
 
-#: No kernel is near this size; a larger file is not one of ours and is not read.
-MAX_ENTRY_BYTES = 64 << 20
+#: How the names of locks begin.
+LOCK = ".lock-"
 
 _ENTRY = re.compile(rf"(?P<name>.+)-(?P<key>[0-9a-f]{{{DIGITS}}})-(?P<content>[0-9a-f]{{{DIGITS}}})\.so")
-_TEMPORARY, _LOCK, _BAD = ".tmp-", ".lock-", ".bad-"
+
 #: Seconds until what was left behind is removed.
-_LIFETIME = {_TEMPORARY: 3600.0, _LOCK: 86400.0, _BAD: 7 * 86400.0}
-_TOUCH_AFTER = 3600.0  # seconds; recency is kept this coarse so that a hit seldom writes
+_LIFETIME = {TEMPORARY: 3600.0, LOCK: 86400.0, BAD: 7 * 86400.0}
 _VANISHED = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)  # says nothing about the file
 _MODE = 0o700
@@ -136,7 +139,7 @@ class Store:
         """
         descriptor = os.open(temporary, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            content = _read(descriptor)
+            content = read(descriptor)
             os.fchmod(descriptor, _MODE)
             os.fsync(descriptor)
         finally:
@@ -154,32 +157,15 @@ class Store:
     ) -> KernelLock:
         """Take the lock of ``key``, waiting up to ``timeout`` seconds or until ``until()`` is true.
 
-        The lock saves building a kernel twice; nothing else depends on it. It belongs to an open file, so
-        that it ends with the process that holds it, however that ends. Where files cannot be locked the
-        result says ``held``: everybody builds.
+        Where files cannot be locked the result says ``held``: everybody builds.
         """
-        import fcntl
+        from .lock import taken, unlocked  # only who builds needs it
 
         try:
-            path = os.path.join(self.build_folder(), _LOCK + key.digest)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            path = os.path.join(self.build_folder(), LOCK + key.digest)
         except OSError as error:
-            log.debug("going on without a lock for %s: %s", key.digest, error)
-            return KernelLock(None, held=True)
-        deadline, pause = time.monotonic() + timeout, 0.005
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.utime(descriptor)
-                return KernelLock(descriptor, held=True)
-            except OSError as error:
-                if error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EINTR):
-                    log.debug("going on without a lock for %s: %s", key.digest, error)
-                    return KernelLock(descriptor, held=True)
-            if (until is not None and until()) or time.monotonic() >= deadline:
-                return KernelLock(descriptor, held=False)
-            time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
-            pause = min(2 * pause, 0.1)
+            return unlocked(error)
+        return taken(path, timeout, until)
 
     def entries(self) -> list[Entry]:
         """All entries, unverified, in the order of their names."""
@@ -203,8 +189,8 @@ class Store:
         for folder in self.folders:
             for name in _listed(folder):
                 is_entry = _ENTRY.fullmatch(name) is not None
-                if is_entry or name.startswith((_TEMPORARY, _LOCK, _BAD)):
-                    removed += _removed(os.path.join(folder, name)) and is_entry
+                if is_entry or name.startswith((TEMPORARY, LOCK, BAD)):
+                    removed += try_removing(os.path.join(folder, name)) and is_entry
         return removed
 
     def _has(self, path: str) -> bool:
@@ -222,117 +208,15 @@ class Store:
                 path = os.path.join(folder, name)
                 try:
                     if now - os.lstat(path).st_mtime > lifetime:
-                        _removed(path)
+                        try_removing(path)
                 except OSError:
                     pass  # another process was faster
         entries = sorted(_entries(folder), key=lambda entry: entry.used)
         excess = sum(entry.bytes for entry in entries) - self.limit
         for entry in entries:
-            if excess > 0 and entry.path != keep and _removed(entry.path):
+            if excess > 0 and entry.path != keep and try_removing(entry.path):
                 log.info("removed %s: the store is limited to %d bytes", entry.path, self.limit)
                 excess -= entry.bytes
-
-
-class KernelLock:
-    """A lock of one key, or the finding that another process has it (``held`` False). Use it in ``with``."""
-
-    def __init__(self, descriptor: int | None, held: bool) -> None:
-        self._descriptor = descriptor
-        self.held = held
-
-    def release(self) -> None:
-        """Give the lock back; more than once does no harm."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is None:
-            return
-        import fcntl
-
-        try:
-            if self.held:  # closing is not enough: a forked child may have the open file, and so the lock
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-        except OSError:
-            pass
-        finally:
-            os.close(descriptor)
-
-    def __enter__(self) -> KernelLock:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.release()
-
-
-def rename_as_bad(path: str) -> None:
-    """Leave the file for somebody to look at, under a name that nobody uses, for a week. Never raises."""
-    folder, name = os.path.split(path)
-    try:
-        os.replace(path, os.path.join(folder, _BAD + name))
-    except OSError as error:
-        log.debug("cannot set %s aside: %s", path, error)
-
-
-def write_whole(path: str, content: bytes) -> None:
-    """Put ``content`` at ``path`` (mode 600): readers see the old file or the new one, never a part. OSError."""
-    temporary = temporary_path(os.path.dirname(path))
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(temporary, path)
-    except BaseException:
-        _removed(temporary)
-        raise
-
-
-def temporary_path(folder: str) -> str:
-    """A new path in ``folder`` to write an entry to before ``Store.put``. Nothing is created."""
-    return os.path.join(folder, f"{_TEMPORARY}{os.getpid()}-{os.urandom(8).hex()}")
-
-
-class Unsound(Exception):
-    """A file that this store must not use; the text says why."""
-
-
-def sound_content(path: str, limit: int = MAX_ENTRY_BYTES) -> bytes:
-    """The content of the regular file at ``path`` that only we (or root) can write, and mark it as used.
-
-    Raises Unsound, or OSError when it cannot be read.
-    """
-    try:  # without O_NONBLOCK, opening a pipe that somebody put there would wait for ever
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise Unsound("it is a symbolic link") from None
-        raise
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise Unsound("it is not a regular file")
-        if status.st_uid not in (os.geteuid(), 0):
-            raise Unsound(f"it belongs to user {status.st_uid}")
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise Unsound(f"others may write it (mode {stat.S_IMODE(status.st_mode):o})")
-        if not 0 < status.st_size <= limit:
-            raise Unsound(f"it has {status.st_size} bytes")
-        content = _read(descriptor)
-        if time.time() - status.st_mtime > _TOUCH_AFTER:
-            try:
-                os.utime(descriptor)
-            except OSError:
-                pass  # a read-only folder: nothing is removed there either
-    finally:
-        os.close(descriptor)
-    return content
-
-
-def _read(descriptor: int) -> bytes:
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    chunks = []
-    while chunk := os.read(descriptor, 1 << 20):
-        chunks.append(chunk)
-    return b"".join(chunks)
 
 
 def _listed(folder: str) -> list[str]:
@@ -353,11 +237,3 @@ def _entries(folder: str) -> Iterator[Entry]:
         except OSError:
             continue  # another process removed it
         yield Entry(path, parsed["name"], parsed["key"], parsed["content"], status.st_size, status.st_mtime)
-
-
-def _removed(path: str) -> bool:
-    try:
-        os.unlink(path)
-    except OSError:
-        return False
-    return True

@@ -82,6 +82,23 @@ def test_every_tile(dtype, isa):
         assert_close(c.view, a.view, b.view)
 
 
+@every_dtype
+@every_isa
+def test_blocks_of_k_side_by_side(dtype, isa):
+    """Few rows no wider than a vector: as many blocks of k at once as there are, the last of them whole or not; the bits are
+    those of one after the other."""
+    lanes, kc = lanes_of(isa, dtype), BLOCKS[2]
+    layouts = itertools.cycle([row_major(), col_major(), Layout((0, 1), (-1, 2), (0, 1)), Layout((0, 1), (0, 1), (0, 0))])
+    columns = sorted({2, max(2, lanes // 2), lanes // 2 + 1, lanes - 1, lanes, lanes + 1} - {1})
+    for k, m, n in itertools.product((kc, kc + 1, 2 * kc, 4 * kc - 1, 4 * kc, 4 * kc + 1, 7 * kc + 5), range(2, 6), columns):
+        a, b, c = operands(m, n, k, dtype, next(layouts), seed=k)
+        with planned(BLOCKS, max_isa=isa, num_threads=1):
+            assert ".unblocked" in plan_of(a, b)
+            multiply(a, b, c, dtype)
+        with planned(BLOCKS, max_isa=isa, num_threads=1, variant=FORCED, packing="ab"):
+            assert_same_bits(c.view, tvmgemm.matmul(a.view, b.view))
+
+
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
     pytest.importorskip("tvmgemm.family.codegen", reason="needs the compiler")
@@ -110,7 +127,7 @@ def test_shared_out(dtype, m, n, loop):
 @every_dtype
 def test_scaled(dtype):
     """gemm: C is read where beta asks for it, and only once."""
-    for (m, n, k), (alpha, beta) in itertools.product([(5, 3, 70), (17, 40, 9), (50, 90, 33)], [(2.0, 0.0), (-0.5, 1.5)]):
+    for (m, n, k), (alpha, beta) in itertools.product([(5, 3, 70), (3, 3, 141), (17, 40, 9), (50, 90, 33)], [(2.0, 0.0), (-0.5, 1.5)]):
         a, b, c = operands(m, n, k, dtype, row_major())
         if beta:
             fill(c.view, np.random.default_rng(5))

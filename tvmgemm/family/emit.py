@@ -7,6 +7,7 @@ that is many times slower.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import contextmanager
 
 import tvm
@@ -107,6 +108,19 @@ def branch(condition, then, otherwise=None) -> None:
         if otherwise is not None:
             with T.Else():
                 otherwise()
+
+
+def by_size(value, low: int, high: int, then: Callable[[int], None]) -> None:
+    """``then(value)`` with the value made a constant of the code; it is between ``low`` and ``high``."""
+    if low == high:
+        then(low)
+        return
+    middle = (low + high) // 2
+    branch(
+        value > const(middle),
+        lambda: by_size(value, middle + 1, high, then),
+        lambda: by_size(value, low, middle, then),
+    )
 
 
 def both(left, right):

@@ -92,6 +92,23 @@ def keep_sums(tile: Tile, sums: View, at: Callable[[int], tuple]) -> None:
             sums.set_vector(tile.registers[i, c].get(), tile.vectors.lanes, *at(i), const(c))
 
 
+def outer_product(
+    tile: Tile, p, a_at: Callable[[int, Any], Any], b_at: Callable[[int, Any], Any], register_loads: bool = True
+) -> None:
+    """C tile += column p of A . row p of B: one step of ``multiply_add``."""
+    b = {c: let(f"b{c}", b_at(c, p)) for c in tile.chunks()} if register_loads else {}
+    again = p
+    for i in range(tile.mr):
+        a = let(f"a{i}", a_at(i, p))
+        a = tile.elements.panels.splat(a) if lanes_of(a) == 1 else a
+        if not register_loads:
+            again = emit.opaque("again", again)
+            b = {c: b_at(c, again) for c in tile.chunks()}
+        for c in tile.chunks():
+            register = tile.registers[i, c]
+            register.set(tile.elements.multiply_add(a, b[c], register.get()))
+
+
 def multiply_add(
     tile: Tile,
     steps,
@@ -116,17 +133,7 @@ def multiply_add(
             emit.rolled()
         if ahead is not None:
             ahead(p)
-        b = {c: let(f"b{c}", b_at(c, p)) for c in tile.chunks()} if register_loads else {}
-        again = p
-        for i in range(tile.mr):
-            a = let(f"a{i}", a_at(i, p))
-            a = tile.elements.panels.splat(a) if lanes_of(a) == 1 else a
-            if not register_loads:
-                again = emit.opaque("again", again)
-                b = {c: b_at(c, again) for c in tile.chunks()}
-            for c in tile.chunks():
-                register = tile.registers[i, c]
-                register.set(tile.elements.multiply_add(a, b[c], register.get()))
+        outer_product(tile, p, a_at, b_at, register_loads)
 
     if begin is None:
         with loop("p", steps) as p:

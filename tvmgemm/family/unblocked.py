@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import emit, microkernel
+from . import emit, microkernel, side_by_side
 from .arithmetic import bits
 from .elements import Elements
 from .emit import const, let, loop
@@ -156,9 +156,14 @@ def _blocks_of_k(g: Generator, q, i0, rows, j0, columns) -> None:
     k, kc = g.values["k"], g.values["kc"]
     if g.elements.rounds_once:  # sums cannot wait anywhere: one block, whatever kc is
         kc = let("kc_used", emit.maximum(k, const(1)))
-    with loop("pc", emit.maximum(emit.blocks_in(k, kc), const(1))) as index:
-        p0 = let("p0", index * kc)
-        _Product(g, q, i0, rows, j0, columns, p0, let("kb", emit.minimum(kc, k - p0))).columns_of_tiles()
+    count = let("blocks", emit.maximum(emit.blocks_in(k, kc), const(1)))
+
+    def in_turn() -> None:
+        with loop("pc", count) as index:
+            p0 = let("p0", index * kc)
+            _Product(g, q, i0, rows, j0, columns, p0, let("kb", emit.minimum(kc, k - p0))).columns_of_tiles()
+
+    emit.branch(side_by_side.applies(g, rows, columns, count), lambda: side_by_side.product(g, i0, rows, j0, columns, count), in_turn)
 
 
 @dataclass(frozen=True)
@@ -258,17 +263,4 @@ def _in_shares(name: str, extent, most: int, then: Callable[[Any, int], None]) -
     with loop(name, count) as index:
         start = index * size + emit.minimum(index, larger)
         here = let(f"{name}_here", size + emit.tirx.Select(index < larger, const(1), const(0)))
-        _by_size(here, 1, most, lambda constant: then(start, constant))
-
-
-def _by_size(value, low: int, high: int, then: Callable[[int], None]) -> None:
-    """``then(value)`` with the value made a constant of the code; it is between ``low`` and ``high``."""
-    if low == high:
-        then(low)
-        return
-    middle = (low + high) // 2
-    emit.branch(
-        value > const(middle),
-        lambda: _by_size(value, middle + 1, high, then),
-        lambda: _by_size(value, low, middle, then),
-    )
+        emit.by_size(here, 1, most, lambda constant: then(start, constant))

@@ -49,6 +49,10 @@ class View:
         )
         return view
 
+    def stride(self, position: int):
+        """Elements from one index at that position to the next."""
+        return self._strides[position]
+
     def sliced(self, position: int, index) -> View:
         """The part of the memory where the index at that position is fixed, without that index."""
         view = copy(self)

@@ -39,13 +39,13 @@ def packed(dtype: str, **rest) -> KernelSpec:
 
 
 #: What differs in code: instructions, planes, sums, the way to C.
-DIFFERENT = ("int8", "uint8-int8-int32", "int16", "int16-int32", "int64", "bfloat16-float32", "bfloat16")
+DIFFERENT = ("int8", "uint8-int8-int32", "int16", "int16-int32", "int64", "bfloat16-float32", "bfloat16", "float16")
 OFTEN = [packed(dtype, parallel="ic") for dtype in DIFFERENT] + [packed("int32"), packed("uint8-int32", parallel="pc")]
 REST = [packed(dtype, parallel="ic") for dtype in MATRIX if dtype not in DIFFERENT]
 REST += [member("A3B2C0", dtype, amx.LEVEL, parallel="ic") for dtype in MATRIX]
 REST += [packed("uint8-int32", tile=tile, parallel="jc") for tile in ((16, 16), (16, 32), (32, 16), (48, 16), (16, 48))]
-REST += [packed(dtype, parallel="pc") for dtype in ("bfloat16-float32", "int32", "int64")]
-REST += [packed(dtype, op="gemm") for dtype in ("bfloat16", "int16", "int64")]
+REST += [packed(dtype, parallel="pc") for dtype in ("bfloat16-float32", "float16-float32", "int32", "int64")]
+REST += [packed(dtype, op="gemm") for dtype in ("bfloat16", "float16", "int16", "int64")]
 REST += [packed("int8-int32", op="gemm"), packed("int8", without=("vector-packing", "prefetch"))]
 EVERY = [pytest.param(spec, id=spec.name) for spec in OFTEN]
 EVERY += [pytest.param(spec, id=spec.name, marks=pytest.mark.slow) for spec in REST]
@@ -75,7 +75,7 @@ def test_products(unit, kernels, spec):
     @given(calls(spec))
     def check(call):
         before = unit.instructions()
-        assert run(kernels, spec, call, scale) == set()
+        assert run(kernels, spec, call, scale) <= ({"underflow"} if DTYPES[spec.dtype].c == "float16" else set())
         assert unit.released()
         assert before is None or (unit.instructions() > before) == (call.k > 0)
 
@@ -94,7 +94,7 @@ def test_the_largest_products(kernels, dtype):
             assert_right(spec, a, b, c)
 
 
-@pytest.mark.parametrize("dtype", [dtype for dtype in MATRIX if dtype not in BYTES])
+@pytest.mark.parametrize("dtype", [dtype for dtype in MATRIX if "bfloat16" in dtype])
 def test_bfloat16(kernels, dtype):
     """What is not finite, and what the unit takes for zero."""
     check_not_finite(kernels, packed(dtype))

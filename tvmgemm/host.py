@@ -67,12 +67,13 @@ class Host:
 
     def isa(self, cap: str | None = None, dtype: str = "float32", arithmetic: str | None = None) -> Isa | None:
         """The widest instruction set with kernels for ``dtype`` whose features are all present and which is not wider
-        than ``cap``. ``arithmetic``: the widest with such kernels that sum products in that way.
+        than ``cap``; of levels whose kernels are the same, unless another arithmetic is forced, the narrowest, so that machines
+        share them. ``arithmetic``: the widest with such kernels that sum products in that way.
 
         ``cap`` is a name of ``family.isa.ISAS``; one of another architecture says nothing about this one and
         caps nothing. None when this machine has no such instruction set.
         """
-        from .family.arithmetic import WAYS
+        from .family.arithmetic import WAYS, adds_nothing
         from .family.isa import ISAS
         from .family.tiles import TILES
 
@@ -81,6 +82,8 @@ class Host:
             ours = ours[: ours.index(ISAS[cap]) + 1]
         usable = [isa for isa in ours if isa.requires <= self.features and (isa.name, dtype) in TILES]
         usable = [isa for isa in usable if arithmetic is None or arithmetic in WAYS[isa.name][dtype]]
+        while arithmetic is None and len(usable) > 1 and adds_nothing(*usable[-2:], dtype):
+            usable.pop()
         return usable[-1] if usable else None
 
     def cache(self, level: int) -> Cache:

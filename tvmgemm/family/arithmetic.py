@@ -26,8 +26,8 @@ class Arithmetic:
     ``parts``: floating-point numbers that an element is. Of a complex one the real and the imaginary part are two rows of A and
     two columns of B and C; what the sums of their products make is put together on the way to C.
 
-    ``matrix``: whether a matrix unit multiplies. ``planes``: bytes that an element is split into, each of which is packed by
-    itself; products of planes are added up by the weight of their bytes (``matrix_unit``).
+    ``matrix``: whether a matrix unit multiplies. ``planes``: what an element is split into, bytes or bfloat16 numbers, each of
+    which is packed by itself; products of planes are added up by the weight of their bytes (``matrix_unit``).
 
     ``fused``: names of instruction sets (``fma``: those with ``Isa.fma``) on which the step is one instruction; elsewhere
     a product takes a register before it is added.
@@ -51,6 +51,21 @@ class Arithmetic:
     def panel_size(self) -> int:
         """Bytes of an element of a panel: of all its parts, of a group in all its planes."""
         return 4 * self.planes if self.group > 1 else self.size * self.parts
+
+    @property
+    def panel(self) -> str:
+        """Type of an element of a panel."""
+        return self.sum if self.element == self.sum else "int32"
+
+    @property
+    def halves(self) -> bool:
+        """Whether a float16 number is multiplied as the two bfloat16 ones that it is the exact sum of (``halves``)."""
+        return self.floating and (self.planes > 1 or self.element == "uint32")
+
+    @property
+    def products(self) -> int:
+        """Floating-point products that one of two elements takes."""
+        return 4 if self.halves else 1
 
     @property
     def floating(self) -> bool:
@@ -100,8 +115,10 @@ ARITHMETICS: dict[str, Arithmetic] = {row.name: row for row in (
     Arithmetic("madd16", "int32",   "int16",   2,    _VNNI),              # pmaddwd and paddd, or vpdpwssd
     Arithmetic("dot8",   "int32",   "uint8",   4,    _VNNI),              # vpdpbusd
     Arithmetic("dot16",  "float32", "uint16",  2,    _BF16),              # vdpbf16ps, of bfloat16 numbers
+    Arithmetic("dot16x2", "float32", "uint32", 1,    ()),                 # the same, of numbers split into pairs of such
     Arithmetic("tile8",  "int32",   "uint8",   4,    _AMX, matrix=True),   # tdpbssd and its kin
     Arithmetic("tile16", "float32", "uint16",  2,    _AMX, matrix=True),   # tdpbf16ps
+    Arithmetic("tile16x2", "float32", "uint16", 2,   _AMX, matrix=True, planes=2),
     Arithmetic("split16", "int32",  "uint8",   4,    _AMX, matrix=True, planes=2),
     Arithmetic("split32", "int32",  "uint8",   4,    _AMX, matrix=True, planes=4),
     Arithmetic("split64", "int64",  "uint8",   4,    _AMX, matrix=True, planes=8),
@@ -133,6 +150,9 @@ _TILE |= dict.fromkeys(("int8-int32", "uint8-int8-int32", "uint8-int32", "uint8-
 _TILE |= dict.fromkeys(("int16", "uint16"), ("split16", "mul16")) | {"int16-int32": ("split16", "mul32")}
 _TILE |= dict.fromkeys(("int32", "uint32"), ("split32", "mul32")) | dict.fromkeys(("int64", "uint64"), ("split64", "mul64"))
 _TILE |= dict.fromkeys(("bfloat16-float32", "bfloat16"), ("tile16", "fma32"))
+_TILE |= dict.fromkeys(("float16", "float16-float32"), ("tile16x2", "fma32"))
+_PAIRS = dict.fromkeys(("bfloat16-float32", "bfloat16"), ("dot16", "fma32"))
+_PAIRS |= dict.fromkeys(("float16", "float16-float32"), ("fma32", "fma32", "dot16x2"))   # four products at twice the rate
 _NEON = {
     "float32": ("fma32",), "float64": ("fma64",), "complex64": ("cfma32",), "complex128": ("cfma64",),
     "int8":    ("mul8",), "uint8":  ("mul8",), "int16": ("mul16",), "uint16": ("mul16",),
@@ -149,7 +169,7 @@ WAYS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86-64-v3-vnni": _DOT,
     "x86-64-v4":      _X86 | _F16C,
     "x86-64-v4-vnni": _DOT,
-    "x86-64-v4-bf16": dict.fromkeys(("bfloat16-float32", "bfloat16"), ("dot16", "fma32")),
+    "x86-64-v4-bf16": _PAIRS,
     "x86-64-v4-amx":  _TILE,
     "armv8-neon":     _NEON,
     "riscv64-v":      {"float32": ("fma32",), "float64": ("fma64",)},
@@ -170,6 +190,16 @@ def arithmetic_of(isa: str, dtype: str, packing: str, forced: str = "") -> Arith
         raise ValueError(f"arithmetic {forced!r}: {dtype} on {isa} has {', '.join(ways)}")
     packed, in_place = ways[0], ways[min(1, len(ways) - 1)]
     return ARITHMETICS[forced or (packed if packing == "ab" else in_place)]
+
+
+def adds_nothing(below: Isa, isa: Isa, dtype: str) -> bool:
+    """Whether a level has the kernels of the one below for a dtype, but for what has to be forced."""
+
+    def kernels(level: Isa) -> list:
+        ways = [arithmetic_of(level.name, dtype, packing) for packing in ("ab", "none")]
+        return [level.vector_bytes, *((how, how.is_fused(level)) for how in ways)]
+
+    return kernels(below) == kernels(isa)
 
 
 def rounds_once(dtype: str) -> bool:

@@ -26,6 +26,9 @@ _PART = {"complex64": "float32", "complex128": "float64"}
 #: Quiet NaNs of what is stored as integers.
 _NAN = {"float16": 0x7E00, "bfloat16": 0x7FC0}
 
+#: The bits of a float32 number that are all ones in NaNs and infinities.
+_EXPONENT = 0x7F800000
+
 #: Width of a vector in bits -> LLVM's name of the instruction.
 _MADD16 = {128: "llvm.x86.sse2.pmadd.wd", 256: "llvm.x86.avx2.pmadd.wd", 512: "llvm.x86.avx512.pmaddw.d.512"}
 _DOT8 = {width: f"llvm.x86.avx512.vpdpbusd.{width}" for width in (128, 256, 512)}
@@ -49,6 +52,16 @@ def reinterpret(value, name: str, lanes: int):
 def splat(value, lanes: int):
     """A scalar in every lane."""
     return value if lanes == 1 else T.broadcast(value, lanes)
+
+
+def word(value: int, lanes: int):
+    """A number of 32 bits in every lane."""
+    return splat(tirx.const(value, "uint32"), lanes)
+
+
+def _not_finite(bits, lanes: int):
+    """Whether these are the bits of a NaN or an infinity. (A comparison of numbers would raise flags.)"""
+    return (bits & word(_EXPONENT, lanes)) == word(_EXPONENT, lanes)
 
 
 #: Conversions of single elements that raise the flags of those elements and no others, for x86: see ``Elements``.
@@ -118,14 +131,13 @@ class Elements:
     @property
     def definitions(self) -> str:
         """Functions in LLVM's language that these conversions call."""
-        if self.arithmetic.name == "dot16":
-            return DOT16
-        return HALVES if self._quiet_scalars and "float16" in self.kinds.values() else ""
+        halves = self._quiet_scalars and "float16" in self.kinds.values()
+        return DOT16 * self.arithmetic.name.startswith("dot16") + HALVES * halves
 
     def _set_lanes(self, lanes: int) -> None:
         how, self.lanes = self.arithmetic, lanes
         self.sums = Vectors(how.sum, lanes)
-        self.panels = Vectors(how.sum if how.group == 1 else "int32", lanes)
+        self.panels = Vectors(how.panel, lanes)
         self.c = Vectors(self.stored["C"], lanes)
 
     def in_lanes(self, lanes: int) -> Elements:
@@ -157,8 +169,10 @@ class Elements:
     # ---- on the way in ----------------------------------------------------------------------------------------------
 
     def outside(self, operand: str) -> int | float:
-        """What lanes outside of the matrix are loaded as: a quiet NaN, or 0 of an integer."""
+        """What lanes outside of the matrix are loaded as: a quiet NaN, or 0 of an integer, and where NaNs are looked for."""
         kind = self.kinds[operand]
+        if self.arithmetic.halves:
+            return 0
         return _NAN.get(kind, float("nan") if kind.startswith("float") else 0)
 
     def memory(self, operand: str) -> Vectors:
@@ -177,9 +191,7 @@ class Elements:
         if kind == "bfloat16":
             return value if element == "uint16" else self._widened(value, lanes)
         if kind == "float16":
-            if lanes == 1 and self._quiet_scalars:
-                return T.call_extern("float32", "tvmgemm_widened", value)
-            return cast(reinterpret(value, "float16", lanes), "float32", lanes)
+            return self._half(value, lanes) if self.arithmetic.halves else self.number(operand, value, lanes)
         if self._plane is not None:
             value = value >> splat(tirx.Cast(kind, self._plane * 8), lanes)
         value = value if kind == element else cast(value, element, lanes)
@@ -187,10 +199,36 @@ class Elements:
             value = value ^ splat(tirx.const(128, element), lanes)
         return value
 
+    def number(self, operand: str, value, lanes: int):
+        """A stored floating-point number as a float32 one."""
+        if self.kinds[operand] == "bfloat16":
+            return self._widened(value, lanes)
+        if lanes == 1 and self._quiet_scalars:
+            return T.call_extern("float32", "tvmgemm_widened", value)
+        return cast(reinterpret(value, "float16", lanes), "float32", lanes)
+
+    def _half(self, value, lanes: int):
+        """A float16 number as a pair of bfloat16 ones, or that of the plane in hand: its first 8 significant bits, which the upper
+        half of a float32 number has room for, and the other 3. What is not finite has no second part: inf - inf would raise
+        *invalid*."""
+        whole = T.bind(reinterpret(self.number("A", value, lanes), "uint32", lanes))
+        first = whole & word(0xFFFF0000, lanes)
+        finite = tirx.Select(_not_finite(whole, lanes), word(0, lanes), whole)
+        second = reinterpret(finite, "float32", lanes) - reinterpret(finite & word(0xFFFF0000, lanes), "float32", lanes)
+        second = reinterpret(second, "uint32", lanes)
+        if self._plane is None:
+            return cast((first >> word(16, lanes)) | second, "int32", lanes)
+        return cast(tirx.Select(self._plane == tirx.const(0, "int64"), first, second) >> word(16, lanes), "uint16", lanes)
+
+    @staticmethod
+    def not_finite(x, lanes: int):
+        """Which of the float32 sums are NaNs or infinities, as uint32 numbers 1 or 0."""
+        return tirx.Select(_not_finite(reinterpret(x, "uint32", lanes), lanes), word(1, lanes), word(0, lanes))
+
     @staticmethod
     def _widened(value, lanes: int):
         """bfloat16 numbers as float32 ones, of which they are the upper halves."""
-        return reinterpret(cast(value, "uint32", lanes) << splat(tirx.const(16, "uint32"), lanes), "float32", lanes)
+        return reinterpret(cast(value, "uint32", lanes) << word(16, lanes), "float32", lanes)
 
     def repeated(self, operand: str, value):
         """A stored element as what is multiplied by a vector: one, or already in every lane."""
@@ -206,7 +244,7 @@ class Elements:
         total = None
         for q, part in enumerate(parts):
             part = cast(cast(part, f"uint{width}", lanes), "uint32", lanes)
-            part = part << splat(tirx.const(width * q, "uint32"), lanes) if q else part
+            part = part << word(width * q, lanes) if q else part
             total = part if total is None else total | part
         return cast(total, "int32", lanes)
 
@@ -223,6 +261,9 @@ class Elements:
         name, width = self.arithmetic.name, 8 * self.lanes * self.arithmetic.size
         if name == "dot16":
             return T.call_extern(self.sums.type, "tvmgemm_dot16", c, a, b)
+        if name == "dot16x2":  # each part of the one by both of the other
+            c = T.call_extern(self.sums.type, "tvmgemm_dot16", c, a, self._turned(b))
+            return T.call_extern(self.sums.type, "tvmgemm_dot16", c, a, b)
         if self.arithmetic.floating:
             return self.sums.multiply_add(a, b, c)
         if name.startswith("mul"):
@@ -235,6 +276,10 @@ class Elements:
         a, b = (reinterpret(x, "int8", 4 * self.lanes) for x in (a, b))
         unsigned, signed = (a, b) if self._unsigned == "A" else (b, a)
         return T.call_llvm_intrin(self.sums.type, _DOT8[width], c, unsigned, signed)
+
+    def _turned(self, x):
+        """The two halves of each lane in each other's places."""
+        return T.call_llvm_intrin(self.panels.type, f"llvm.fshl.v{self.lanes}i32", x, x, self.panels.splat(16))
 
     def shift_of(self, b, c):
         """c + 128 b or c - 128 b: what A's move by 128 has added to the sums of these columns of B."""
@@ -282,15 +327,11 @@ class Elements:
 
     def _bfloat16(self, x, lanes: int):
         """Rounded to nearest, ties to even; a NaN stays one, quiet, with its sign."""
-
-        def number(value: int):
-            return splat(tirx.const(value, "uint32"), lanes)
-
         whole = T.bind(reinterpret(x, "uint32", lanes))
-        upper = whole >> number(16)
-        rounded = (whole + number(0x7FFF) + (upper & number(1))) >> number(16)
-        nan = (whole & number(0x7FFFFFFF)) > number(0x7F800000)
-        return cast(tirx.Select(nan, upper | number(0x40), rounded), "uint16", lanes)
+        upper = whole >> word(16, lanes)
+        rounded = (whole + word(0x7FFF, lanes) + (upper & word(1, lanes))) >> word(16, lanes)
+        nan = (whole & word(0x7FFFFFFF, lanes)) > word(_EXPONENT, lanes)
+        return cast(tirx.Select(nan, upper | word(0x40, lanes), rounded), "uint16", lanes)
 
     def joined(self, old, x, lanes: int):
         """C after a later block of k: ``old`` is stored, ``x`` the block's sum."""
@@ -302,7 +343,7 @@ class Elements:
         """A stored element of C as alpha and beta are: in the type of the sums, but integers as they are."""
         if not self.arithmetic.floating or self.kinds["C"] == self.sums.dtype:
             return old
-        return self._widened(old, lanes) if self.kinds["C"] == "bfloat16" else self.element("C", old, lanes)
+        return self.number("C", old, lanes)
 
     def scaled(self, alpha, x, kept, lanes: int):
         """alpha.x + ``kept`` (nothing for None) as it is stored; ``kept`` is ``wide``. Floating-point: rounded once."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from . import ahead, emit, matrix_unit, microkernel, triangle
+from . import ahead, emit, halves, matrix_unit, microkernel, triangle
 from .arithmetic import MATRIX_ROWS
 from .emit import const, let, loop
 from .packing import pack_panels
@@ -93,20 +93,25 @@ def _tile_product(g: Generator, tile: microkernel.Tile, at: dict[str, Any], alon
         shift = lambda c: g.panels["B"].get_vector(g.vectors.lanes, at["jr"], steps, const(c))  # noqa: E731
     microkernel.clear(tile, shift)
     _multiply_tile(g, tile, at, along, steps, turn)
+    if g.elements.arithmetic.halves:
+        halves.compute_again(g, tile, along, task)
     _bring_back(g, tile, along, task)
 
 
 def _tile_of_matrix_unit(g: Generator, tile: microkernel.Tile, at: dict[str, Any], along: Block, steps, task) -> None:
     """The unit's registers are brought to memory: of a whole tile that is C already, to C itself."""
-    split = g.elements.arithmetic.planes > 1
+    how = g.elements.arithmetic
+    split = how.planes > 1
     sums, row = g.memory.panels("T", task), const(g.tile["n"] * g.elements.sums.itemsize)
 
     def by_way_of_memory() -> None:
-        if split:
+        if split and not how.floating:
             matrix_unit.multiply_planes(g, tile, at, steps, sums, g.memory.panels("U", task))
             _bring_back(g, tile, along, task)
             return
         matrix_unit.multiply(g, tile, at, steps, lambda i, j: sums.address(const(i), const(j)), row)
+        if how.halves:
+            halves.compute_again(g, tile, along, task)
         _bring_back(g, tile, along, task)
 
     def to_c() -> None:

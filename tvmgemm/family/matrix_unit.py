@@ -9,7 +9,8 @@ A register of A holds rows of A as they are, so A is packed like that: ``panels(
 the last chunk is 0 in both operands.
 
 Wider integers are sums of bytes times powers of 256, and their product modulo 2**n is the sum of the products of those bytes
-whose weights together are below n: 3 for 16 bits, 10 for 32, 36 for 64. Each byte is a plane of the panels by itself.
+whose weights together are below n: 3 for 16 bits, 10 for 32, 36 for 64. Each byte is a plane of the panels by itself. So are the
+two bfloat16 numbers that a float16 one is the sum of; all four of their products add to the same sums (``halves``).
 """
 
 from __future__ import annotations
@@ -89,10 +90,16 @@ def longest_block(elements: Elements) -> int | None:
 
 def multiply(g: Generator, tile: Tile, at: dict[str, Any], steps, place: Callable[[int, int], Any], row_bytes) -> None:
     """A panel . B panel, stored as sums to rows ``row_bytes`` apart: element (i, j) of the tile to the address ``place(i, j)``.
+    Of planes all products are added up.
     Registers of which no row is in C are left out (but in sums that wait for other blocks of k they are zeros: all of those are
     added up); the others are stored as they are."""
-    instruction = g.elements.matrix_instruction(0, 0)
-    _by_height(g, tile, lambda high: _multiply(g, tile, at, steps, lambda each: each(0, 0, instruction), place, row_bytes, high))
+    instruction, planes = g.elements.matrix_instruction(0, 0), g.elements.arithmetic.planes
+
+    def pairs(each: Callable) -> None:
+        for p, q in [(p, q) for p in range(planes) for q in range(planes)[:: 1 - p % 2 * 2]]:  # of two in turn, one stays
+            each(p, q, instruction)
+
+    _by_height(g, tile, lambda high: _multiply(g, tile, at, steps, pairs, place, row_bytes, high))
 
 
 def multiply_planes(g: Generator, tile: Tile, at: dict[str, Any], steps, sums: View, part: View) -> None:
@@ -154,14 +161,17 @@ def _multiply(
     def each(p, q, instruction: str) -> None:
         rows, columns = g.panels["A"].sliced(1, p), g.panels["B"].sliced(1, q)
         for i in range(high):
-            _issue("tileloadd64", a[i], rows.address(at["ir"], chunk, const(i * MATRIX_ROWS), const(0)), const(ROW_BYTES))
+            if p is not loaded["A"]:
+                _issue("tileloadd64", a[i], rows.address(at["ir"], chunk, const(i * MATRIX_ROWS), const(0)), const(ROW_BYTES))
             for j in range(wide):
-                if i == 0:
+                if i == 0 and q is not loaded["B"]:
                     start = columns.address(at["jr"], chunk * const(MATRIX_ROWS), const(j * MATRIX_ROWS))
                     _issue("tileloadd64", b[j], start, panel_row)
                 _issue(instruction, c[i, j], a[i], b[j])
+        loaded.update(A=p, B=q)
 
     with loop("chunk", emit.tirx.truncdiv(steps, const(MATRIX_ROWS))) as chunk:
+        loaded: dict[str, Any] = {"A": None, "B": None}
         pairs(each)
     for (i, j), register in c.items():
         _issue("tilestored64", register, place(i * MATRIX_ROWS, j * MATRIX_ROWS), row_bytes)

@@ -60,7 +60,9 @@ def resident_c(f: Figure) -> None:
         ahead = "; prefetches Bc ahead" if "B" in f.packed and prefetch else ""
         with f.loop("p", "kc", group, comment="micro-kernel" + f", {f.how.name}" * bool(own)):
             loads = vectors if "register-loads" not in f.spec.without else mr * vectors
-            f.line(f"T += {a}*{b}", f.work(loads, mr, mr * vectors) + ahead)
+            each = 2 if f.how.halves else 1  # a pair of parts by a pair, and by a pair turned round
+            f.line(f"T += {a}*{b}", f.work(loads, mr, each * mr * vectors) + ahead)
+        _compute_again(f)
         _finish(f, c)
 
 
@@ -79,7 +81,7 @@ def _matrix(f: Figure, c: str, prefetch: bool) -> None:
     mr, nr = f.tile["m"], f.tile["n"]
     high, wide, span = mr // MATRIX_ROWS, nr // MATRIX_ROWS, MATRIX_ROWS * f.how.group
     f.buffer("T", f"{mr} x {nr}, on the way from the unit to C", bool(f.spec.parallel))
-    if f.how.planes > 1:
+    if f.how.planes > 1 and not f.how.halves:
         f.buffer("U", f"{mr} x {nr}, the sums of one weight", bool(f.spec.parallel))
     f.line("configure the unit")
     with f.tiles():
@@ -87,19 +89,42 @@ def _matrix(f: Figure, c: str, prefetch: bool) -> None:
             f.line(f"prefetch {c}")
         planes, sums = f.how.planes, "float32" if f.how.floating else "int32"
         sizes = DTYPES[f.spec.dtype]
-        split, widened = planes > 1, planes < sizes.c_size  # products of upper bytes count too
+        split, widened = planes > 1 and not f.how.halves, planes < sizes.c_size  # products of upper bytes count too
         with f.loop("w", str(2 * planes - 1 if widened else planes), comment="weights of bytes") if split else nullcontext():
             f.line("tiles = 0", f"{mr} x {nr} of C, {sums}, in {high * wide} registers of the unit")
             with f.loop("p", "kc", span, comment=f"micro-kernel, {f.how.name}"):
                 last = f"min(w+1, {planes})" if widened else "w+1"
                 first = f"max(0, w-{planes - 1}), " if widened else ""
-                with f.loop("q", first + last, comment="planes of bytes") if split else nullcontext():
-                    a, b = ("q, ", "w-q, ") if split else ("", "")
-                    work = f"{high + wide} loads, {high * wide} products of {MATRIX_ROWS} x {span} by {span} x {MATRIX_ROWS}"
+                products = f"{high * wide} products of {MATRIX_ROWS} x {span} by {span} x {MATRIX_ROWS}"
+                with _planes(f, first + last if split else ""):
+                    a, b = ("q, ", "w-q, ") if split else ("q, ", "r, ") if f.how.halves else ("", "")
+                    work = f"{high + wide} loads, {products}" if not f.how.halves else f"{products}; {2 * high + 3 * wide} loads for all four"
                     f.line(f"tiles += Ac[{a}ir:+{mr}, p:+{span}]*Bc[{b}p:+{span}, jr:+{nr}]", work)
             f.line("T = tiles" if not split else "T += tiles << 8*w", "" if not split else f"from 0, {f.how.sum}, by way of U")
+        _compute_again(f)
         _finish(f, c)
     f.line("release the unit")
+
+
+@contextmanager
+def _planes(f: Figure, of_bytes: str) -> Iterator[None]:
+    """The loop over pairs of planes, if elements are split: ``of_bytes`` are the bounds of that over planes of one weight."""
+    if of_bytes:
+        with f.loop("q", of_bytes, comment="planes of bytes"):
+            yield
+    elif f.how.halves:
+        with f.under("for q, r in (0, 0), (0, 1), (1, 1), (1, 0):", "planes of parts of a number"):
+            yield
+    else:
+        yield
+
+
+def _compute_again(f: Figure) -> None:
+    """What sums of parts cannot be, by the numbers themselves."""
+    if f.how.halves:
+        if not f.how.matrix:
+            f.buffer("Tc", f"{f.tile['m']} x {f.tile['n']}, for sums that are not finite", bool(f.spec.parallel))
+        f.line("T[not finite] = A*B", "once more from A and B as they are, in float32")
 
 
 def _finish(f: Figure, c: str) -> None:

@@ -128,15 +128,15 @@ def registers_needed(rows: int, columns: int, isa: Isa, how: Arithmetic, residen
     """Vector registers that a micro-kernel with this resident tile keeps busy in its inner loop.
 
     C: mr.nr/lanes accumulators, nr/lanes vectors of B and one broadcast of A. A (and B): the tile, mr/lanes (nr/lanes)
-    vectors of C and one broadcast. Where a multiply-add is more than one instruction, one product more. Of a matrix unit the
-    tile registers: those of C, and one row and one column of them for A and B.
+    vectors of C and one broadcast. Where a multiply-add is more than one instruction, one product more; of pairs of parts the
+    vectors of B turned round. Of a matrix unit the tile registers: those of C, and one row and one column of them for A and B.
     """
     if how.matrix:
         high, wide = rows // MATRIX_ROWS, columns // MATRIX_ROWS
         return high * wide + high + wide
     along, across = (rows, columns) if resident == "A" else (columns, rows)
     vectors = -(-along // how.columns(isa))
-    return how.parts * across * vectors + vectors + 1 + (not how.is_fused(isa))
+    return how.parts * across * vectors + vectors + 1 + (vectors if how.halves else not how.is_fused(isa))
 
 
 def check_tile(rows: int, columns: int, isa_name: str, how: Arithmetic, resident: str = "C") -> None:

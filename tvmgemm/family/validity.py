@@ -34,10 +34,10 @@ def check(spec: KernelSpec) -> None:
     packings = variant.packings if spec.step not in ("packed", "microkernel") else (variant.packable,)
     if spec.packing not in packings:
         raise ValueError(f"packing {spec.packing!r}: {spec.variant} takes {', '.join(packings)}")
-    if how.group > 1 and spec.packing != "ab":
+    if (how.group > 1 or how.halves) and spec.packing != "ab":
+        what = "parts of an element" if how.halves else f"{how.group} elements of k"
         raise ValueError(
-            f"packing {spec.packing!r}: {how.name} takes {how.group} elements of k at a time, which are put together while both "
-            "operands are packed"
+            f"packing {spec.packing!r}: {how.name} takes {what} at a time, which are put together while both operands are packed"
         )
     if spec.parallel:
         _check_parallel(spec)

@@ -50,9 +50,9 @@ class Workspace:
             # A tile on its way to a C with gaps.
             needed = tirx.Select(generator.values["csc"] == const(1), const(0), const(1))
             self._add("Cs", needed * const(tile["m"] * tile["n"]), (const(tile["n"]), 1), self._per_task)
-            if (how := generator.elements.arithmetic).matrix:  # and one on its way from the unit to vector registers
+            if (how := generator.elements.arithmetic).matrix or how.halves:  # and one on its way from the unit to vector registers
                 self._add("T", const(tile["m"] * tile["n"]), (const(tile["n"]), 1), self._per_task)
-                if how.planes > 1:  # and a part of it, of one weight
+                if how.planes > 1 and not how.floating:  # and a part of it, of one weight
                     self._add("U", const(tile["m"] * tile["n"]), (const(tile["n"]), 1), self._per_task)
             if generator.elements.rounds_once:
                 self._add_sums()

@@ -58,12 +58,14 @@ class Machine:
         return program
 
 
-#: The oldest 64-bit Arm core that QEMU knows by name is one of the plain architecture, without extensions.
-AARCH64 = Machine(
-    ("qemu-aarch64", "-cpu", "cortex-a57"),
-    "aarch64-linux-gnu-gcc",
-    "qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
-)
+def aarch64(cpu: str) -> Machine:
+    """A 64-bit Arm core of QEMU's list."""
+    packages = "qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross"
+    return Machine(("qemu-aarch64", "-cpu", cpu), "aarch64-linux-gnu-gcc", packages)
+
+
+#: One of the plain architecture, without extensions.
+AARCH64 = aarch64("cortex-a57")
 
 
 def x86_64(cpu: str) -> Machine:

@@ -6,13 +6,14 @@ The harness puts operands next to forbidden memory and looks after what lies aro
 from __future__ import annotations
 
 import itertools
+import signal
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from direct_kernels import stored
-from emulation import AARCH64, Kernels, x86_64
+from emulation import AARCH64, Kernels, aarch64, x86_64
 from test_elements import assert_right, lay_out, numbers
 
 from tvmgemm.family.arithmetic import WAYS
@@ -20,22 +21,25 @@ from tvmgemm.family.members import member
 from tvmgemm.problem import DTYPES
 from tvmgemm.spec import KernelSpec
 
-CPUS = {"armv8-neon": AARCH64, "x86-64-v2": x86_64("Nehalem"), "x86-64-v3": x86_64("Haswell-noTSX")}
+CPUS = {"armv8-neon": AARCH64, "armv8-dotprod": aarch64("neoverse-n1"), "x86-64-v2": x86_64("Nehalem"), "x86-64-v3": x86_64("Haswell-noTSX")}
 
 #: What differs in code: sums of every kind, conversions, results that are rounded once.
 DTYPES_HERE = ("int8", "int16", "int32", "int64", "uint8-int32", "bool", "float16", "bfloat16")
 
+#: And where bytes of one sign are multiplied, of every pair of signs.
+BYTES = ("int8", "uint8", "int8-int32", "uint8-int8-int32", "uint8-int32", "uint8-uint32")
+
 
 def specs(isa: str) -> list[KernelSpec]:
     found = []
-    for dtype in DTYPES_HERE:
+    for dtype in BYTES if isa == "armv8-dotprod" else DTYPES_HERE:
         if dtype in WAYS[isa]:
             found.append(member("B3A2C0", dtype, isa, parallel="ic"))
             found.append(member("B3A2C0", dtype, isa, packing="none"))
     return found
 
 
-SPECS = [pytest.param(spec, id=spec.name) for spec in specs("armv8-neon")]
+SPECS = [pytest.param(spec, id=spec.name) for isa in ("armv8-neon", "armv8-dotprod") for spec in specs(isa)]
 SPECS += [
     pytest.param(spec, id=spec.name, marks=pytest.mark.slow) for isa in ("x86-64-v2", "x86-64-v3") for spec in specs(isa)
 ]
@@ -87,9 +91,17 @@ def kernels(request, tmp_path_factory):
     for machine in CPUS.values():
         machine.skip_if_missing()
     built = Kernels(tmp_path_factory.mktemp("elements"))
-    built.announce([item.callspec.params["spec"] for item in request.session.items if item.fspath == request.fspath])
+    items = [item for item in request.session.items if item.fspath == request.fspath and hasattr(item, "callspec")]
+    built.announce([item.callspec.params["spec"] for item in items])
     yield built
     built.close()
+
+
+def test_dot_products_are_above_the_plain_architecture(kernels):
+    """Otherwise the other tests would prove nothing of them."""
+    spec = member("B3A2C0", "int8", "armv8-dotprod", parallel="ic")
+    run = kernels.run(AARCH64, spec, calls(spec)[5:6])
+    assert run.status == -signal.SIGILL, run.errors
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -189,6 +189,7 @@ WIDEST_X86 = X86[-1].name
         ("x86_64", frozenset(), None, None),
         ("aarch64", frozenset({"asimd", "sve"}), None, "armv8-neon"),
         ("aarch64", frozenset({"asimd"}), "x86-64-v2", "armv8-neon"),
+        ("aarch64", frozenset({"asimd", "asimddp"}), None, "armv8-neon"),
         ("riscv64", frozenset({"v"}), None, None),
     ],
 )
@@ -203,6 +204,8 @@ def test_the_level_is_the_widest_with_kernels_of_the_dtype():
     assert everything.isa("x86-64-v4-bf16", "int8").name == "x86-64-v4-vnni"
     assert everything.isa("x86-64-v4-bf16", "bfloat16").name == "x86-64-v4-bf16"
     assert everything.isa("x86-64-v4", "int8").name == "x86-64-v4"
+    arm = host_with(features=ISAS["armv8-dotprod"].requires, arch="aarch64")
+    assert arm.isa(None, "int8-int32").name == "armv8-dotprod" and arm.isa(None, "int16").name == "armv8-neon"
     assert everything.isa("x86-64-v3-vnni", "int8").name == "x86-64-v3-vnni"
     assert everything.isa("x86-64-v2", "float16") is None and everything.isa(None, "no such dtype") is None
 

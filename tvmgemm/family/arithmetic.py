@@ -100,6 +100,7 @@ MATRIX_ROWS, MATRIX_REGISTERS = 16, 8
 _VNNI = ("x86-64-v3-vnni", "x86-64-v4-vnni")
 _BF16 = ("x86-64-v4-bf16",)
 _AMX = ("x86-64-v4-amx",)
+_NEONS = ("armv8-neon", "armv8-dotprod")
 
 # fmt: off
 ARITHMETICS: dict[str, Arithmetic] = {row.name: row for row in (
@@ -108,12 +109,12 @@ ARITHMETICS: dict[str, Arithmetic] = {row.name: row for row in (
     Arithmetic("fma64",  "float64", "float64", 1,    ("fma",)),
     Arithmetic("cfma32", "float32", "float32", 1,    ("fma",), parts=2),
     Arithmetic("cfma64", "float64", "float64", 1,    ("fma",), parts=2),
-    Arithmetic("mul8",   "int8",    "int8",    1,    ("armv8-neon",)),
-    Arithmetic("mul16",  "int16",   "int16",   1,    ("armv8-neon",)),
-    Arithmetic("mul32",  "int32",   "int32",   1,    ("armv8-neon",)),
+    Arithmetic("mul8",   "int8",    "int8",    1,    _NEONS),
+    Arithmetic("mul16",  "int16",   "int16",   1,    _NEONS),
+    Arithmetic("mul32",  "int32",   "int32",   1,    _NEONS),
     Arithmetic("mul64",  "int64",   "int64",   1,    ()),
     Arithmetic("madd16", "int32",   "int16",   2,    _VNNI),              # pmaddwd and paddd, or vpdpwssd
-    Arithmetic("dot8",   "int32",   "uint8",   4,    _VNNI),              # vpdpbusd
+    Arithmetic("dot8",   "int32",   "uint8",   4,    (*_VNNI, "armv8-dotprod")),   # vpdpbusd; sdot, udot
     Arithmetic("dot16",  "float32", "uint16",  2,    _BF16),              # vdpbf16ps, of bfloat16 numbers
     Arithmetic("dot16x2", "float32", "uint32", 1,    ()),                 # the same, of numbers split into pairs of such
     Arithmetic("tile8",  "int32",   "uint8",   4,    _AMX, matrix=True),   # tdpbssd and its kin
@@ -161,6 +162,8 @@ _NEON = {
     **dict.fromkeys(("int8-int32", "uint8-int8-int32", "uint8-int32", "uint8-uint32", "int16-int32"), ("mul32",)),
     **dict.fromkeys(("float16", "float16-float32", "bfloat16-float32", "bfloat16"), ("fma32",)),
 }
+_SDOT = dict.fromkeys(("int8", "uint8"), ("dot8", "mul8"))
+_SDOT |= dict.fromkeys(("int8-int32", "uint8-int8-int32", "uint8-int32", "uint8-uint32"), ("dot8", "mul32"))
 
 #: Instruction set -> dtype -> names of arithmetics. Levels that add nothing for a dtype have no row for it.
 WAYS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -172,6 +175,7 @@ WAYS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86-64-v4-bf16": _PAIRS,
     "x86-64-v4-amx":  _TILE,
     "armv8-neon":     _NEON,
+    "armv8-dotprod":  _SDOT,
     "riscv64-v":      {"float32": ("fma32",), "float64": ("fma64",)},
     "power9":         {"float32": ("fma32",), "float64": ("fma64",)},
 }

@@ -32,6 +32,7 @@ _EXPONENT = 0x7F800000
 #: Width of a vector in bits -> LLVM's name of the instruction.
 _MADD16 = {128: "llvm.x86.sse2.pmadd.wd", 256: "llvm.x86.avx2.pmadd.wd", 512: "llvm.x86.avx512.pmaddw.d.512"}
 _DOT8 = {width: f"llvm.x86.avx512.vpdpbusd.{width}" for width in (128, 256, 512)}
+_DOT8_ARM = "llvm.aarch64.neon.{}dot.v4i32.v16i8"
 
 
 def typed(name: str, lanes: int) -> str:
@@ -123,10 +124,12 @@ class Elements:
         self._plane = None
         #: What alpha and beta of a gemm are given in.
         self.scale = how.sum if how.floating else self.stored["C"]
-        # Bytes of one sign: A moves by 128 into the other half of the instruction's two kinds of bytes.
-        signed = {kind.startswith("int") for kind in (row.a, row.b)}
-        self.shifted = how.name == "dot8" and row.c_size == 4 and len(signed) == 1
-        self._unsigned = "B" if self.shifted and signed == {False} else "A"
+        # x86 multiplies bytes of two signs, Arm of one: where the sum's upper bits count, A moves by 128 into the other kind.
+        signed = [kind.startswith("int") for kind in (row.a, row.b)]
+        self._one_sign = isa.arch == "aarch64"
+        self.shifted = how.name == "dot8" and row.c_size == 4 and (signed[0] == signed[1]) != self._one_sign
+        self._unsigned = "B" if self.shifted and not signed[1] else "A"
+        self._signed = signed[1]
 
     @property
     def definitions(self) -> str:
@@ -274,6 +277,8 @@ class Elements:
             a, b = (reinterpret(x, "int16", 2 * self.lanes) for x in (a, b))
             return c + T.call_llvm_intrin(self.sums.type, _MADD16[width], a, b)
         a, b = (reinterpret(x, "int8", 4 * self.lanes) for x in (a, b))
+        if self._one_sign:
+            return T.call_llvm_intrin(self.sums.type, _DOT8_ARM.format("s" if self._signed else "u"), c, a, b)
         unsigned, signed = (a, b) if self._unsigned == "A" else (b, a)
         return T.call_llvm_intrin(self.sums.type, _DOT8[width], c, unsigned, signed)
 

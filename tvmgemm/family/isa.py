@@ -39,6 +39,7 @@ _VNNI3 = (("mcpu", "x86-64-v3"), ("mattr", ("+avxvnni",)))
 _VNNI4 = (("mcpu", "x86-64-v4"), ("mattr", ("+avx512vnni",)))
 _BF16 = (("mcpu", "x86-64-v4"), ("mattr", ("+avx512bf16",)))
 _AMX = _V4 | {"avx512_vnni", "amx_tile", "amx_int8", "amx_bf16"}
+_DOTPROD = frozenset({"asimd", "asimddp"})
 _AMX4 = (("mcpu", "x86-64-v4"), ("mattr", ("+avx512vnni", "+amx-tile", "+amx-int8", "+amx-bf16")))
 
 # fmt: off
@@ -54,6 +55,7 @@ ISAS: dict[str, Isa] = {isa.name: isa for isa in (
     Isa("x86-64-v4-bf16",  "x86_64",  _V4 | {"avx512_bf16"},     64,  32, True,  True,  _BF16),
     Isa("x86-64-v4-amx",   "x86_64",  _AMX,                      64,  32, True,  True,  _AMX4),
     Isa("armv8-neon",      "aarch64", frozenset({"asimd"}),      16,  32, True,  False, (("mattr", ("+neon",)),)),
+    Isa("armv8-dotprod",   "aarch64", _DOTPROD,                  16,  32, True,  False, (("mattr", ("+neon", "+dotprod")),)),
 )}
 # fmt: on
 

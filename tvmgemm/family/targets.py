@@ -49,6 +49,7 @@ def _cpu(name: str, isa: str, note: str = "", **rest: object) -> Target:
 
 
 _ZEN = "LLVM unrolls some of its inner loops twice"
+_DOTPROD = ("armv8-dotprod",)
 _NEON = "128-bit NEON code: SVE is not used"
 _APPLE = (
     "NEON code: AMX is not used; with the tile for a narrow C, the inner loop has one address on the stack"
@@ -69,9 +70,9 @@ TARGETS: dict[str, Target] = {target.name: target for target in (
     _cpu("sapphirerapids", "x86-64-v4", "AVX-512 and AMX: FP16 is not used", wider=("x86-64-v4-vnni", "x86-64-v4-bf16", "x86-64-v4-amx")),
     _cpu("znver4",         "x86-64-v4", _ZEN, wider=("x86-64-v4-vnni", "x86-64-v4-bf16")),
     _cpu("cortex-a72",     "armv8-neon"),
-    _cpu("neoverse-n1",    "armv8-neon"),
-    _cpu("neoverse-v1",    "armv8-neon", _NEON),
-    _cpu("apple-m1",       "armv8-neon", _APPLE, system="apple-darwin"),
+    _cpu("neoverse-n1",    "armv8-neon", wider=_DOTPROD),
+    _cpu("neoverse-v1",    "armv8-neon", _NEON, wider=_DOTPROD),
+    _cpu("apple-m1",       "armv8-neon", _APPLE, system="apple-darwin", wider=_DOTPROD),
     *(_level(isa, _NOTES[isa.name]) for isa in EMITTED_ISAS.values()),
 )}
 # fmt: on

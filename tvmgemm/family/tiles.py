@@ -53,6 +53,7 @@ _SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "x86-64-v4-bf16": ((8, 3), (8, 3), (14, 1), (8, 1), (8, 2)),
     "x86-64-v4-amx":  ((8, 3), (8, 3), (14, 1), (8, 1), (8, 2)),   # but packed: 2 x 2 registers of a matrix unit
     "armv8-neon":     ((8, 3), (8, 2), (16, 1), (8, 1), (8, 2)),
+    "armv8-dotprod":  ((8, 3), (8, 2), (16, 1), (8, 1), (8, 2)),
 }
 # fmt: on
 
@@ -101,7 +102,7 @@ UNBLOCKED_TILES: dict[tuple[str, str], tuple[int, int]] = {
 #: The same for the other dtypes: rows, and vectors of accumulators. Multiplying 64-bit integers in parts takes registers.
 _UNBLOCKED_SHAPES = {
     "x86-64-v2": (3, 3), "x86-64-v3": (3, 3), "x86-64-v3-vnni": (3, 3), "x86-64-v4": (6, 4), "x86-64-v4-vnni": (6, 4),
-    "x86-64-v4-bf16": (6, 4), "x86-64-v4-amx": (6, 4), "armv8-neon": (5, 4),
+    "x86-64-v4-bf16": (6, 4), "x86-64-v4-amx": (6, 4), "armv8-neon": (5, 4), "armv8-dotprod": (5, 4),
 }  # fmt: skip
 UNBLOCKED_TILES |= {
     (isa, dtype): (rows, vectors * lanes_of(isa, dtype, "none"))

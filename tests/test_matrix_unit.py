@@ -177,14 +177,13 @@ def test_the_system_is_asked_once(tmp_path):
 # -- what it looks like
 
 
-@pytest.mark.parametrize("dtype", [pytest.param(d, marks=() if d == MATRIX[0] else pytest.mark.slow) for d in MATRIX])
+@pytest.mark.parametrize("dtype", [pytest.param(d, marks=() if d in ("int8", "int64") else pytest.mark.slow) for d in MATRIX])
 def test_the_hot_loop_loads_once_for_each_product(dtype):
     for spec in (packed(dtype), member("A3B2C0", dtype, amx.LEVEL)):
         loop = hottest(inner_loops(codegen.assembly(spec), "x86_64"))
-        assert loop.fmas == loop.matrix == loop.loads >= 4 and loop.fmas % 4 == 0
-        assert (loop.registers, loop.stores, loop.masked) == (8, 0, 0)
-        if ARITHMETICS[WAYS[amx.LEVEL][dtype][0]].planes <= 2:  # LLVM unrolls the loop over more, with addresses on the stack
-            assert (loop.stack, loop.branches) == (0, 0)
+        how = ARITHMETICS[WAYS[amx.LEVEL][dtype][0]]
+        assert loop.fmas == loop.matrix == loop.loads * (1.6 if how.halves else 1) >= 4 and loop.fmas % 4 == 0
+        assert (loop.registers, loop.stores, loop.masked, loop.stack, loop.branches) == (8, 0, 0, 0, 0)
 
 
 def test_the_loops_are_those_of_the_unit():

@@ -89,15 +89,15 @@ def longest_block(elements: Elements) -> int | None:
 
 
 def multiply(g: Generator, tile: Tile, at: dict[str, Any], steps, place: Callable[[int, int], Any], row_bytes) -> None:
-    """A panel . B panel, stored as sums to rows ``row_bytes`` apart: element (i, j) of the tile to the address ``place(i, j)``.
-    Of planes all products are added up.
-    Registers of which no row is in C are left out (but in sums that wait for other blocks of k they are zeros: all of those are
+    """A panel . B panel, of planes all products, stored as sums to rows ``row_bytes`` apart: element (i, j) of the tile to the
+    address ``place(i, j)``. Registers of which no row is in C are left out (but in sums that wait for other blocks of k they are zeros: all of those are
     added up); the others are stored as they are."""
     instruction, planes = g.elements.matrix_instruction(0, 0), g.elements.arithmetic.planes
 
     def pairs(each: Callable) -> None:
-        for p, q in [(p, q) for p in range(planes) for q in range(planes)[:: 1 - p % 2 * 2]]:  # of two in turn, one stays
-            each(p, q, instruction)
+        for p in range(planes):
+            for q in range(planes)[:: -1 if p % 2 else 1]:  # of two products in turn, one operand stays
+                each(p, q, instruction)
 
     _by_height(g, tile, lambda high: _multiply(g, tile, at, steps, pairs, place, row_bytes, high))
 
@@ -108,29 +108,24 @@ def multiply_planes(g: Generator, tile: Tile, at: dict[str, Any], steps, sums: V
     elements, planes = g.elements, g.elements.arithmetic.planes
     lanes, row = elements.lanes, const(g.tile["n"] * elements.panels.itemsize)
 
-    def weight(w, pairs: Callable) -> None:
+    def weight(w: int) -> None:
+        def pairs(each: Callable) -> None:
+            for p in range(max(0, w - planes + 1), min(w + 1, planes)):
+                each(p, w - p, elements.matrix_instruction(p, w - p))
+
         _by_height(g, tile, lambda high: _multiply(
             g, tile, at, steps, pairs, lambda i, j: part.address(const(i), const(j)), row, high
         ))  # fmt: skip
         with loop("i", emit.minimum(tile.rows, const(tile.mr))) as i:
             for c in tile.chunks():
                 value = emit.tirx.Cast(f"uint32x{lanes}", part.get_vector(lanes, i, const(c)))
-                value = emit.tirx.Cast(elements.sums.type, value) << elements.sums.splat(emit.tirx.Cast(elements.sums.dtype, w * const(8)))
-                before = emit.tirx.Select(w == const(0), elements.sums.splat(0), sums.get_vector(lanes, i, const(c)))
-                sums.set_vector(before + value, lanes, i, const(c))
+                value = emit.tirx.Cast(elements.sums.type, value)
+                if w > 0:
+                    value = sums.get_vector(lanes, i, const(c)) + (value << elements.sums.splat(8 * w))
+                sums.set_vector(value, lanes, i, const(c))
 
-    if elements.sizes["C"] == planes:  # modulo C's width no byte has a sign
-        with loop("w", const(planes)) as w:
-
-            def pairs(each: Callable) -> None:
-                with loop("plane", w + const(1)) as p:
-                    each(p, w - p, elements.matrix_instruction(0, 0))
-
-            weight(w, pairs)
-        return
-    for w in range(2 * planes - 1):
-        fitting = [(p, w - p) for p in range(planes) if 0 <= w - p < planes]
-        weight(const(w), lambda each, fitting=fitting: [each(p, q, elements.matrix_instruction(p, q)) for p, q in fitting])
+    for w in range(min(2 * planes - 1, elements.sizes["C"])):  # what is heavier is nothing modulo C's width
+        weight(w)
 
 
 def _by_height(g: Generator, tile: Tile, product: Callable[[int], None]) -> None:
@@ -154,24 +149,24 @@ def _multiply(
     a = [len(c) + i for i in range(high)]
     b = [len(c) + high + j for j in range(wide)]
     assert len(c) + high + wide <= MATRIX_REGISTERS
-    panel_row = const(g.tile["n"] * g.elements.panels.itemsize)
+    panel_row = const(g.tile["n"] * g.elements.arithmetic.planes * g.elements.panels.itemsize)
     for register in c.values():
         _issue("tilezero", register)
 
-    def each(p, q, instruction: str) -> None:
-        rows, columns = g.panels["A"].sliced(1, p), g.panels["B"].sliced(1, q)
+    def each(p: int, q: int, instruction: str) -> None:
+        rows, columns = g.panels["A"].sliced(1, const(p)), g.panels["B"].sliced(1, const(q))
         for i in range(high):
-            if p is not loaded["A"]:
+            if p != loaded["A"]:
                 _issue("tileloadd64", a[i], rows.address(at["ir"], chunk, const(i * MATRIX_ROWS), const(0)), const(ROW_BYTES))
             for j in range(wide):
-                if i == 0 and q is not loaded["B"]:
+                if i == 0 and q != loaded["B"]:
                     start = columns.address(at["jr"], chunk * const(MATRIX_ROWS), const(j * MATRIX_ROWS))
                     _issue("tileloadd64", b[j], start, panel_row)
                 _issue(instruction, c[i, j], a[i], b[j])
         loaded.update(A=p, B=q)
 
     with loop("chunk", emit.tirx.truncdiv(steps, const(MATRIX_ROWS))) as chunk:
-        loaded: dict[str, Any] = {"A": None, "B": None}
+        loaded: dict[str, int | None] = {"A": None, "B": None}
         pairs(each)
     for (i, j), register in c.items():
         _issue("tilestored64", register, place(i * MATRIX_ROWS, j * MATRIX_ROWS), row_bytes)

@@ -128,9 +128,10 @@ class Workspace:
             copies = self._per_task
         strides = (stride, const(width), 1)
         if (how := generator.elements.arithmetic).matrix:  # (panel, plane, step, column) or (panel, plane, chunk, row, step)
-            of_plane = (const(width), 1) if operand == "B" else (const(width * MATRIX_ROWS), const(MATRIX_ROWS), 1)
-            strides = (stride * const(how.planes), stride, *of_plane)
+            # Planes lie side by side, at distances that are in the code: so all of them take one address.
+            plane, within = (width, ()) if operand == "B" else (width * MATRIX_ROWS, (const(MATRIX_ROWS),))
             stride = stride * const(how.planes)
+            strides = (stride, const(plane), const(plane * how.planes), *within, 1)
         self._add(name, panels * stride, strides, copies)
 
     def _add_sums(self) -> None:

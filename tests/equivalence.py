@@ -17,7 +17,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import tvmgemm
-from tvmgemm import dispatch, planner, rules, sharing
+from tvmgemm import dispatch, kernels, planner, rules, sharing
 from tvmgemm.blocking import BlockSizes
 from tvmgemm.family.isa import ISAS
 from tvmgemm.family.tiles import TILES
@@ -237,6 +237,6 @@ def planned(
 def forget_plans() -> None:
     """Make the planner decide anew; loaded kernels stay."""
     rules.rules_of_kind.cache_clear()  # PARALLEL_WORK may be another
-    with dispatch._lock:
+    with kernels.lock:
         dispatch.lib.tg_clear_plans()
         dispatch._published.clear()

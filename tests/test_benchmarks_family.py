@@ -16,7 +16,7 @@ from equivalence import FLOAT_TILES
 
 import tvmgemm
 from benchmarks import __main__ as command
-from benchmarks import family, heatmap, ladder, members, report
+from benchmarks import family, heatmap, ladder, report
 from benchmarks.suite import Conditions, product
 from benchmarks.suites import SUITES
 from tvmgemm import trial

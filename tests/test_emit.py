@@ -19,7 +19,6 @@ from tvmgemm.family.isa import EMITTED_ISAS, ISAS, isa_of
 from tvmgemm.family.members import default_members, member
 from tvmgemm.family.outline import outline
 from tvmgemm.family.targets import TARGETS
-from tvmgemm.family.tiles import TILES
 from tvmgemm.family.variants import VARIANTS
 from tvmgemm.host import Host
 from tvmgemm.spec import STEPS

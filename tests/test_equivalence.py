@@ -32,7 +32,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import tvmgemm
-from tvmgemm import dispatch
 from tvmgemm.blocking import KC_STEP
 from tvmgemm.family.tiles import TILES
 

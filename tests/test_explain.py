@@ -11,7 +11,7 @@ import pytest
 from equivalence import FLOATS, FORCED, RUNNABLE, planned
 
 import tvmgemm
-from tvmgemm import dispatch
+from tvmgemm import kernels
 from tvmgemm.family.tiles import TILES
 from tvmgemm.host import host
 from tvmgemm.problem import DTYPES
@@ -106,8 +106,8 @@ def test_no_kernel_and_none_may_be_built(tmp_path):
     yet.
     """
     spec = tvmgemm.explain(ones(9, 9), ones(9, 9))
-    loaded = dict(dispatch.kernels)
-    dispatch.kernels.clear()
+    loaded = dict(kernels.loaded)
+    kernels.loaded.clear()
     try:
         with planned(variant=FORCED, cache_dir=str(tmp_path / "empty"), jit="off"):
             told = tvmgemm.explain(ones(9, 9), ones(9, 9))
@@ -118,7 +118,7 @@ def test_no_kernel_and_none_may_be_built(tmp_path):
             assert after.declined["float32"] == before.declined["float32"] + 1
             assert after.served == before.served and after.builds == before.builds
     finally:
-        dispatch.kernels.update(loaded)
+        kernels.loaded.update(loaded)
     assert spec.served
 
 

@@ -14,7 +14,7 @@ import pytest
 from equivalence import FLOATS, RUNNABLE, assert_close, assert_same_bits, planned
 
 import tvmgemm
-from tvmgemm import dispatch
+from tvmgemm import kernels
 from tvmgemm.build.parent import build
 from tvmgemm.family.members import member
 from tvmgemm.family.tiles import TILES
@@ -58,8 +58,8 @@ def built():
     """Build what the store lacks, many kernels to a process."""
 
     def make(specs: list[KernelSpec]) -> None:
-        missing = dispatch.missing(specs)
-        for result in build(missing, dispatch.store(), timeout=3000.0) if missing else ():
+        missing = kernels.missing(specs)
+        for result in build(missing, kernels.store(), timeout=3000.0) if missing else ():
             assert result.error is None, result.error
 
     return make
@@ -104,7 +104,7 @@ def run(spec: KernelSpec) -> None:
 
 
 def calls(spec: KernelSpec) -> int:
-    return dispatch.kernels[spec].calls if spec in dispatch.kernels else 0
+    return kernels.loaded[spec].calls if spec in kernels.loaded else 0
 
 
 def test_members(built):

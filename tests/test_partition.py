@@ -9,7 +9,7 @@ import pytest
 from equivalence import planned
 
 import tvmgemm
-from tvmgemm import dispatch
+from tvmgemm import kernels
 from tvmgemm.family.variants import VARIANTS
 
 #: Fewer tiles than tasks, one row of tiles, one column of them, a few of each, many; with rests.
@@ -30,9 +30,9 @@ def test_every_element_is_computed_once(variant, loop, threads):
         c = rng.integers(-9, 9, (m, n)).astype("float32")
         expected = c + a @ b
         with planned(blocks, 0, variant=variant, parallel_loop=loop, num_threads=threads):
-            before = sum(k.calls for spec, k in list(dispatch.kernels.items()) if spec.parallel == loop)
+            before = sum(k.calls for spec, k in list(kernels.loaded.items()) if spec.parallel == loop)
             tvmgemm.gemm(a, b, c, alpha=1.0, beta=1.0)
-            assert sum(k.calls for spec, k in list(dispatch.kernels.items()) if spec.parallel == loop) == before + 1
+            assert sum(k.calls for spec, k in list(kernels.loaded.items()) if spec.parallel == loop) == before + 1
         np.testing.assert_array_equal(c, expected, err_msg=f"{m}x{k}x{n}, blocks {blocks}")
 
 

@@ -15,7 +15,7 @@ import pytest
 from equivalence import FLOATS, RUNNABLE, Layout, assert_close, assert_same_bits, fill, forget_plans, lay_out, planned
 
 import tvmgemm
-from tvmgemm import dispatch, planner, settings, sharing, trial
+from tvmgemm import dispatch, kernels, planner, settings, sharing, trial
 from tvmgemm.family.members import shape_member
 from tvmgemm.family.validity import check
 from tvmgemm.host import host
@@ -64,9 +64,9 @@ def asked(tmp_path):
     ):
         forget_plans()
         tvmgemm.matmul(np.ones((2, 5, 5), "f"), np.ones((2, 5, 5), "f"))  # what serves until then is built
-        build = dispatch._start_build
+        build = kernels.start_build
         record = lambda specs: begun.append(specs) if specs[0].shape else build(specs)  # noqa: E731
-        with mock.patch.object(dispatch, "_start_build", record):
+        with mock.patch.object(kernels, "start_build", record):
             yield begun
     dispatch._hot.clear()
     forget_plans()
@@ -170,7 +170,7 @@ def test_a_hot_shape_is_built_once_and_serves(tmp_path):
     ):
         forget_plans()
         first = tvmgemm.matmul(a, b)
-        assert tvmgemm.explain(a, b).shape is None and not dispatch._under_way.keys() & dispatch._hot
+        assert tvmgemm.explain(a, b).shape is None and not kernels._under_way.keys() & dispatch._hot
         start = time.monotonic()
         while tvmgemm.explain(a, b).shape is None:
             assert_same_bits(tvmgemm.matmul(a, b), first)
@@ -335,7 +335,7 @@ def test_other_boxes_are_not_cut_around_shapes():
 def test_store_entries_of_another_generator_are_not_used(folder, tmp_path):
     from tvmgemm.shapes import stored
 
-    store = dispatch._store(folder)
+    store = kernels.store_in(folder)
     found = stored(store, host().arch)
     assert {spec.shape for spec in found} == set(SHAPES) and {spec.dtype for spec in found} == set(FLOATS)
     with mock.patch.object(store, "names", lambda part: [(name, "0" * 16) for name in (spec_of().name, "nonsense")]):

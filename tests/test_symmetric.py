@@ -9,7 +9,7 @@ import pytest
 from equivalence import RUNNABLE, assert_close, assert_same_bits, planned, served_by_us
 
 import tvmgemm
-from tvmgemm import dispatch
+from tvmgemm import kernels
 from tvmgemm.family.members import member
 from tvmgemm.family.tiles import TILES
 from tvmgemm.family.validity import check
@@ -22,7 +22,7 @@ SIZES = [(SYMMETRIC_ROWS + 1, 1), (64, 40), (97, 33), (130, 5), (144, 16), (251,
 
 
 def calls_of_symmetric_kernels() -> int:
-    return sum(kernel.calls for spec, kernel in list(dispatch.kernels.items()) if spec.symmetric)
+    return sum(kernel.calls for spec, kernel in list(kernels.loaded.items()) if spec.symmetric)
 
 
 def multiply(a: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:

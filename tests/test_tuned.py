@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tvmgemm
-from tvmgemm import dispatch, log, planner, tuned
+from tvmgemm import dispatch, kernels, log, planner, tuned
 from tvmgemm.boxes import Box, meet
 from tvmgemm.family.members import member
 from tvmgemm.family.tiles import TILES
@@ -60,9 +60,9 @@ def cache(tmp_path):
     log._warned.clear()
     folder = tmp_path / "cache"
     folder.mkdir(mode=0o700)
-    for name in os.listdir(dispatch.store().folder):
+    for name in os.listdir(kernels.store().folder):
         if name.endswith(".so"):
-            os.link(os.path.join(dispatch.store().folder, name), folder / name)
+            os.link(os.path.join(kernels.store().folder, name), folder / name)
     with tvmgemm.options(cache_dir=folder, num_threads=1):
         yield Store(str(folder))
     dispatch.read_tuned_again()

@@ -17,6 +17,7 @@ from equivalence import RUNNABLE
 
 import tvmgemm
 from tvmgemm import trial, tuned, tuner
+from tvmgemm.blocking import blocks_of
 from tvmgemm.cli import tune as command
 from tvmgemm.family.tiles import KERNEL_DTYPES, TILES
 from tvmgemm.family.validity import check, unsuitable
@@ -80,7 +81,7 @@ def test_tiles_that_waste_much_are_not_proposed():
 
 def test_blocks_are_resized_where_that_makes_a_difference():
     spec = proposed(replace(SQUARE, m=5000, n=5000))[1][0]
-    kernel = trial.Kernel(spec, tuner.blocks_of(spec, host()), 1, None)
+    kernel = trial.Kernel(spec, blocks_of(spec, host()), 1, None)
     sizes = {(blocks.mc, blocks.nc) for blocks in tuner.resizings(kernel, replace(SQUARE, m=5000, n=5000))}
     mc, nc = kernel.blocks.mc, kernel.blocks.nc
     assert {mc} < {m for m, _ in sizes} and {nc} < {n for _, n in sizes}
@@ -112,7 +113,7 @@ def test_operands_lie_as_the_problem_says(layouts):
 
 def judged(chosen="planned", **samples):
     spec = proposed(SQUARE)[1][0]
-    kernel = trial.Kernel(spec, tuner.blocks_of(spec, host()), 1, None)
+    kernel = trial.Kernel(spec, blocks_of(spec, host()), 1, None)
     samples = {name.replace("_", " "): times for name, times in samples.items()}
     return verdict(SQUARE, 1, spec.isa, chosen, samples, dict.fromkeys(samples, kernel))
 

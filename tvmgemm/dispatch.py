@@ -6,80 +6,25 @@ plan (pure) -> kernel (from memory, the store, or a build) -> publish to the nat
 from __future__ import annotations
 
 import os
-import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
-from . import frontend, log, settings
+from . import frontend, kernels, log, settings
 from ._native import ffi, lib
 from .host import host
+from .kernels import Kernel
 from .planner import HOT_PRODUCTS, Plan, companions, hot_at, plan, shape_spec
 from .problem import DTYPES, LAYOUT_NAMES, OPS, ROW, Problem
 from .spec import KernelSpec
 
-
-@dataclass(frozen=True, eq=False)
-class Kernel:
-    """A loaded kernel: the native handle, the file it came from, and whether this process built it or found it."""
-
-    spec: KernelSpec
-    handle: object
-    path: str
-    origin: str  # "built" or "disk"
-    seconds: float
-
-    @property
-    def calls(self) -> int:
-        """Inner-loop calls that it has served."""
-        return lib.tg_kernel_calls(self.handle)
-
-
-@dataclass(eq=False)
-class _Build:
-    """A build that a thread of ours attends to. The first spec is the one that somebody needs."""
-
-    specs: list[KernelSpec]
-    cancelled: bool = False
-
-
-@dataclass
-class Builds:
-    """What building and loading has come to in this process."""
-
-    built: int = 0
-    failed: int = 0
-    store_hits: int = 0
-    seconds: float = 0.0
-
-
 #: Most kernels for single shapes that one process has built: their number must not follow that of the shapes it meets.
 MOST_SHAPES_BUILT = 16
 
-#: Loaded kernels. Never unloaded: a call in flight may be inside one.
-kernels: dict[KernelSpec, Kernel] = {}
-builds = Builds()
-
-_failures: dict[KernelSpec, str] = {}
-_under_way: dict[KernelSpec, _Build] = {}
 _hot: dict[KernelSpec, Problem] = {}  # shapes whose kernels are being built, and a problem of each
 _shapes_built = 0
 _announced = False  # shapes that have kernels are counted as if they were just about to become hot
 _published: dict[int, Plan] = {}
 _ids: dict[tuple, int] = {}
-_lock = threading.RLock()
-_changed = threading.Condition(_lock)  # a build has come to something
-
-
-@lru_cache(maxsize=None)
-def _store(cache_dir: str | None):
-    from .store import open_store
-
-    return open_store(cache_dir)
-
-
-def store():
-    """The store of the options in force."""
-    return _store(settings.current().cache_dir)
 
 
 @lru_cache(maxsize=None)
@@ -93,7 +38,7 @@ def _tuned(cache_dir: str | None) -> tuple:
         return ()
     from .tuned import load
 
-    return load(_store(cache_dir), host())
+    return load(kernels.store_in(cache_dir), host())
 
 
 def tuned(options: settings.Options) -> tuple:
@@ -112,7 +57,7 @@ def _shapes(cache_dir: str | None) -> set[KernelSpec]:
     """The kernels for single shapes that can be had without building: those that this folder had, and those built since."""
     from .shapes import stored
 
-    return stored(_store(cache_dir), host().arch)
+    return stored(kernels.store_in(cache_dir), host().arch)
 
 
 def _announce(options: settings.Options) -> None:
@@ -130,19 +75,19 @@ def on_hot(native_problem) -> bool:
     background. True: the loop is to look again."""
     global _shapes_built
     problem = Problem.from_native(native_problem)
-    with _lock:
+    with kernels.lock:
         options = settings.current()
         spec = shape_spec(problem, host(), options)
         if spec in _shapes(options.cache_dir):
             if not _announced:
                 _announce(options)
             return decide(problem)[0].spec == spec
-        busy = spec is None or spec in _failures or spec in _under_way
+        busy = spec is None or kernels.is_settled_or_under_way(spec)
         if not busy and options.jit != "off" and _shapes_built < MOST_SHAPES_BUILT:
             _shapes_built += 1
             _hot[spec] = problem
             log.info("%s is hot: %s is being built in the background", _described(problem), spec.name)
-            _start_build([spec])
+            kernels.start_build([spec])
     return False
 
 
@@ -156,7 +101,7 @@ def _serve_shape(spec: KernelSpec) -> None:
 
 def on_miss(native_problem) -> bool:
     """Publish a plan for the problem of a native ``tg_problem``, on any thread; True: the loop is to look again."""
-    with _lock:
+    with kernels.lock:
         if lib.tg_lookup(native_problem) < 0:  # else another thread was faster
             decide(Problem.from_native(native_problem))
     return True
@@ -164,7 +109,7 @@ def on_miss(native_problem) -> bool:
 
 def decide(problem: Problem) -> tuple[Plan, Kernel | None]:
     """Plan for ``problem``, get the kernel, publish both. A kernel that cannot be had leaves the problem to NumPy."""
-    with _lock:
+    with kernels.lock:
         options = settings.current()
         shapes = _shapes(options.cache_dir) if _announced else set()
         wanted = plan(problem, host(), options, tuned(options), shapes)
@@ -172,10 +117,10 @@ def decide(problem: Problem) -> tuple[Plan, Kernel | None]:
             _announce(options)
             shapes = _shapes(options.cache_dir)
             wanted = plan(problem, host(), options, tuned(options), shapes)
-        if wanted.served and wanted.spec.shape and wanted.spec not in kernels and not _load_from_store(wanted.spec):
+        if wanted.served and wanted.spec.shape and wanted.spec not in kernels.loaded and not kernels.load_from_store(wanted.spec):
             shapes.discard(wanted.spec)  # nobody waits for such a kernel
             wanted = plan(problem, host(), options, tuned(options), shapes)
-        kernel, missing = (_kernel(wanted.spec, options) if wanted.served else (None, None))
+        kernel, missing = _kernel(wanted.spec, options) if wanted.served else (None, None)
         _publish(problem, wanted, kernel)
     if wanted.refused:
         log.warn_once(wanted.reason, f"{_described(problem)}: {wanted.reason}")
@@ -185,136 +130,19 @@ def decide(problem: Problem) -> tuple[Plan, Kernel | None]:
     return wanted, kernel
 
 
-def why_missing(spec: KernelSpec) -> str | None:
-    """Why a planned kernel is not there, or None if it is."""
-    if spec in kernels:
-        return None
-    if spec in _failures:
-        return _failures[spec]
-    if spec in _under_way:
-        return "its kernel is being built in the background"
-    return "its kernel is not in the store and TVMGEMM_JIT=off forbids building it"
-
-
 def _kernel(spec: KernelSpec, options: settings.Options) -> tuple[Kernel | None, str | None]:
-    """The kernel of ``spec`` from memory, the store or a build; or None and why not. Waiting releases the lock."""
-    while spec not in kernels and spec not in _failures:
-        if spec not in _under_way and not _load_from_store(spec):
-            if options.jit == "off":
-                break
-            _start_build([spec, *missing(companions(spec, host(), options))])
-        if spec in _under_way:
-            if options.jit != "sync":
-                break
-            try:
-                _changed.wait()
-            except BaseException:  # Ctrl-C: nobody waits for this build any more, and the next call begins another
-                _cancel(_under_way.get(spec))
-                raise
-    return kernels.get(spec), why_missing(spec)
+    return kernels.get(spec, options.jit, lambda: companions(spec, host(), options))
 
 
-def _load_from_store(spec: KernelSpec) -> bool:
-    from .store.key import kernel_key
-
-    path = store().find(spec, kernel_key(spec))
-    if path is None:
-        return False
-    error = _load(spec, path, "disk", 0.0)
-    if error is not None:  # sound, but not for this process: it goes, and is built again
-        store().set_aside(path, error)
-        return False
-    builds.store_hits += 1
-    return True
-
-
-def _load(spec: KernelSpec, path: str, origin: str, seconds: float) -> str | None:
-    """Load the library of ``spec``; None, or why it cannot be loaded."""
-    error = ffi.new("char[]", 512)
-    handle = lib.tg_kernel_load(os.fsencode(path), spec.symbol.encode(), spec.name.encode(), error, len(error))
-    if not handle:
-        return ffi.string(error).decode("utf-8", "replace")
-    kernels[spec] = Kernel(spec, handle, path, origin, seconds)
-    return None
-
-
-def _take(result) -> None:
-    """Account for one result of a build, and load it."""
-    builds.seconds += result.seconds
-    if result.spec in kernels:
-        return
-    error = result.error or _load(result.spec, result.path, "built" if result.built else "disk", result.seconds)
-    if error is not None:
-        builds.failed += 1
-        _failures[result.spec] = error
-        text = error if result.error else f"{result.spec.name} cannot be loaded, NumPy computes in its place: {error}"
-        log.warn_once("build", text)
-    else:
-        builds.built += result.built
-        builds.store_hits += not result.built
-
-
-def _start_build(specs: list[KernelSpec]) -> None:
-    """Build ``specs``, the first of which somebody needs, in one process that a thread of ours attends to."""
-    build = _Build(specs)
-    _under_way.update(dict.fromkeys(specs, build))
-    try:
-        threading.Thread(target=_attend, args=(build,), name="tvmgemm-build", daemon=True).start()
-    except RuntimeError as error:  # the system has no thread for us
-        _failures[specs[0]] = f"building it needs a thread: {error}"
-        _settle(build, specs)
-
-
-def _attend(build: _Build) -> None:
-    """Take the results of a build as they come."""
-    problem = "the build ended without an answer"
-    try:
-        from .build import parent
-
-        for result in parent.build(build.specs, store(), cancelled=lambda: build.cancelled):
-            with _lock:
-                if build.cancelled:
-                    return
-                _take(result)
-                _settle(build, [result.spec])
-    except Exception as error:  # nobody else would report what happens in a thread of ours
-        problem = f"building failed: {error!r}"
-        log.warning("%s", problem)
-    with _lock:
-        if _under_way.get(build.specs[0]) is build:
-            _failures[build.specs[0]] = problem
-        _settle(build, build.specs)
-
-
-def _cancel(build: _Build | None) -> None:
-    if build is not None:
-        build.cancelled = True
-        _settle(build, build.specs)
-
-
-def _settle(build: _Build, specs: list[KernelSpec]) -> None:
-    """These of its builds are over: let those that wait look again, and ask for plans anew where NumPy served."""
-    over = [spec for spec in specs if _under_way.get(spec) is build]
-    for spec in over:
-        del _under_way[spec]
+def _on_settled(specs: list[KernelSpec]) -> None:
+    """Builds are over: ask for plans anew where NumPy served meanwhile."""
     for id, waiting in list(_published.items()):
-        if waiting.spec in over:
+        if waiting.spec in specs:
             lib.tg_unpublish(id)
             del _published[id]
-    for spec in over:
-        if spec.shape is not None and spec in kernels:
+    for spec in specs:
+        if spec.shape is not None and spec in kernels.loaded:
             _serve_shape(spec)
-    _changed.notify_all()
-
-
-def missing(specs: list[KernelSpec]) -> list[KernelSpec]:
-    """Those of ``specs`` that are neither loaded, nor failed, nor under way, nor in the store."""
-    from .store.key import kernel_key
-
-    skip = (kernels, _failures, _under_way)
-    return [
-        s for s in specs if not any(s in known for known in skip) and store().find(s, kernel_key(s)) is None
-    ]
 
 
 def _publish(problem: Problem, decided: Plan, kernel: Kernel | None) -> None:
@@ -360,26 +188,23 @@ def _described(p: Problem) -> str:
 def _on_change(options: settings.Options) -> None:
     """New options: earlier plans no longer hold. Loaded kernels stay; which are used is the planner's choice."""
     global _announced
-    with _lock:
+    with kernels.lock:
         lib.tg_clear_plans()
         _announced = False
         _published.clear()
-        _failures.clear()
+        kernels.forget_failures()
     lib.tg_pool_set_threads(options.threads)
 
 
 def _after_fork() -> None:
-    """The child has no builder threads and may have been forked while another thread held the lock."""
-    global _lock, _changed
-    _lock = threading.RLock()
-    _changed = threading.Condition(_lock)
-    _under_way.clear()
+    kernels.after_fork()
     for spec in _hot:  # they are built in the parent: count again
         lib.tg_set_served(DTYPES[spec.dtype].native_id, *spec.shape, 0)
     _hot.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
+kernels.on_settled = _on_settled
 settings.on_change(_on_change)
 frontend.on_hot = on_hot
 lib.tg_pool_set_threads(settings.current().threads)

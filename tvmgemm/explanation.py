@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from . import dispatch
+from . import dispatch, kernels
 from ._native import ffi, lib
 from .family.tiles import KERNEL_DTYPES
 from .frontend import matmul
@@ -90,7 +90,7 @@ def explain(a, b, dtype=None) -> Explanation:
 
 
 def _decided(problem: Problem, calls: int) -> Explanation:
-    loaded = set(dispatch.kernels)
+    loaded = set(kernels.loaded)
     told = _explanation(*dispatch.decide(problem), problem, calls, loaded)
     output = DTYPES[problem.dtype].c.replace("bfloat16", "float32")
     if told.served or output == problem.dtype:
@@ -116,7 +116,7 @@ def _probed(a, b, dtype):
 
 def _explanation(decided: Plan, kernel, problem: Problem, calls: int, loaded: set) -> Explanation:
     if kernel is None:
-        missing = dispatch.why_missing(decided.spec) if decided.served else None
+        missing = kernels.why_missing(decided.spec) if decided.served else None
         reason = f"{decided.reason}; but {missing}" if missing else decided.reason
         return Explanation(False, reason, problem.dtype, problem, calls, tuned=decided.tuned)
     spec, blocks = decided.spec, decided.blocks

@@ -45,20 +45,20 @@ def stats() -> Statistics:
     """The Statistics of this process."""
     served = {name: lib.tg_served(d.native_id) for name, d in DTYPES.items()}
     declined = {name: lib.tg_declined(d.native_id) for name, d in DTYPES.items()}
-    dispatch = sys.modules.get("tvmgemm.dispatch")  # not imported before the first miss: then there is nothing to add
-    if dispatch is None:
+    kernels = sys.modules.get("tvmgemm.kernels")  # not imported before the first miss: then there is nothing to add
+    if kernels is None:
         return Statistics(served, declined)
-    calls = {kernel.spec.name: kernel.calls for kernel in list(dispatch.kernels.values()) if kernel.calls}
-    b = dispatch.builds
+    calls = {kernel.spec.name: kernel.calls for kernel in list(kernels.loaded.values()) if kernel.calls}
+    b = kernels.builds
     return Statistics(served, declined, calls, b.built, b.failed, b.store_hits, b.seconds)
 
 
 def reset_stats() -> None:
     """Set every count back to zero. Kernels and plans stay."""
     lib.tg_reset_counters()
-    dispatch = sys.modules.get("tvmgemm.dispatch")
-    if dispatch is not None:
-        dispatch.builds.__init__()
+    kernels = sys.modules.get("tvmgemm.kernels")
+    if kernels is not None:
+        kernels.builds.__init__()
 
 
 def release_scratch() -> int:

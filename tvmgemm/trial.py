@@ -16,12 +16,13 @@ from functools import partial
 
 import numpy as np
 
-from . import dispatch, settings, timing
+from . import settings, timing
 from ._native import ffi, lib
-from .blocking import BlockSizes
+from .blocking import BlockSizes, blocks_of
+from .boxes import Box
 from .frontend import matmul, numpys_matmul
 from .host import host
-from .planner import Box, blocks_of
+from .kernels import store as current_store
 from .problem import DTYPES, OPS
 from .spec import KernelSpec
 
@@ -103,7 +104,7 @@ def load(
     from .build.parent import build
     from .store.key import kernel_key
 
-    store = dispatch.store()
+    store = current_store()
     paths = {spec: store.find(spec, kernel_key(spec)) for spec in dict.fromkeys(specs)}
     missing = [spec for spec, path in paths.items() if path is None]
     if missing and settings.current().jit == "off":

@@ -21,7 +21,7 @@ from .family.tiles import TILES, UNBLOCKED_TILES
 from .family.validity import check, unsuitable
 from .family.variants import VARIANTS
 from .host import Host, host
-from .planner import DEFAULT_VARIANT, Plan, blocks_of, plan
+from .planner import DEFAULT_VARIANT, Plan, plan
 from .problem import DTYPES, Problem
 from .settings import Options
 from .spec import KernelSpec

@@ -27,7 +27,7 @@ from tvmgemm.family.tiles import KERNEL_DTYPES
 from tvmgemm.family.validity import check
 from tvmgemm.family.variants import VARIANTS
 from tvmgemm.host import host
-from tvmgemm.problem import DTYPES, OPS
+from tvmgemm.problem import OPS
 from tvmgemm.spec import STEPS, SWITCHES, KernelSpec
 
 SHOWS = {

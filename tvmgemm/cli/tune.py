@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-from tvmgemm import dispatch, settings
+from tvmgemm import dispatch, kernels, settings
 from tvmgemm.host import host
 from tvmgemm.planner import forced
 from tvmgemm.problem import Problem
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
         return _fail(f"dtype {', '.join(unknown)}: pass some of {', '.join(tunable)}", 2)
     if forced(settings.current()):
         return _fail("the settings force a variant, micro-kernel, packing or parallel loop, so nothing is left to choose", 2)
-    store = dispatch.store()
+    store = kernels.store()
     if store.folder is None:
         return _fail("the kernel cache's folder can't be used, so there is no place for results", 1)
 

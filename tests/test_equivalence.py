@@ -184,6 +184,20 @@ def test_every_edge_of_a_tile(dtype, isa):
 
 @every_dtype
 @one_and_two_threads
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("m, n, k", [(2, 1000, 300), (7, 64, 1100), (16, 131, 600)])
+def test_few_rows_of_a_large_column_major_b(dtype, threads, order, m, n, k):
+    """They are computed as C^T = B^T.A^T, with the bits of any other layout."""
+    rng = np.random.default_rng(m)
+    a, b = rng.standard_normal((m, k)).astype(dtype, order=order), rng.standard_normal((n, k)).astype(dtype).T
+    with planned(num_threads=threads), served_by_us(dtype):
+        c = tvmgemm.matmul(a, b)
+        assert_same_bits(c, tvmgemm.matmul(a, np.ascontiguousarray(b)))
+    assert_close(c, a, b)
+
+
+@every_dtype
+@one_and_two_threads
 @pytest.mark.parametrize(
     "m, n, k", [(300, 200, 700), (20, 2000, 600), (2000, 20, 600), (7, 30, 2000), (97, 1100, 30)]
 )

@@ -210,6 +210,20 @@ def test_column_major_output_is_computed_transposed(native):
     assert layouts(p) == (ROW, COL, ROW)  # A' = B^T is row-major, B' = A^T column-major
 
 
+@pytest.mark.parametrize("m, n, k, transposed", [(2, 64, 256, True), (16, 100, 300, True), (17, 100, 300, False), (16, 63, 300, False),
+                                                  (16, 100, 255, False)])
+@pytest.mark.parametrize("dtype", ["f", "d", "F", "i"])
+def test_few_rows_of_a_large_column_major_b_are_computed_transposed(native, m, n, k, transposed, dtype):
+    a, b = np.ones((m, k), dtype), arranged(np.ones((k, n), dtype), "col")
+    _, p = native.probe(lambda: matmul(a, b))
+    if transposed and dtype in "fd":
+        assert p.transposed and (p.m, p.n, p.k) == (n, m, k) and layouts(p) == (ROW, COL, STRIDED)
+    else:
+        assert not p.transposed and layouts(p) == (ROW, COL, ROW)
+    _, p = native.probe(lambda: matmul(a, np.ascontiguousarray(b)))
+    assert not p.transposed
+
+
 @pytest.mark.parametrize("m, n, k", [(1, 6, 7), (5, 1, 7), (5, 6, 1), (1, 1, 7), (1, 1, 1)])
 def test_unit_dimensions_count_as_contiguous(native, m, n, k):
     a, b = np.ones((m, k), "f"), np.ones((k, n), "f")

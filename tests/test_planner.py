@@ -103,7 +103,7 @@ DECISIONS = [
     ("desktop",   {"num_threads": 1},   2000,  2000, 8,    {},                     (V4, "A3B2C0", "ab", "", 1)),
     ("desktop",   {"num_threads": 1},   8,     2000, 2000, {},                     (V4, "C3A2B0", "ac", "", 1)),
     ("desktop",   {"num_threads": 1},   32,    4096, 256,  {},                     (V4, GOTO, "none", "", 1)),
-    ("desktop",   {"num_threads": 1},   32,    4096, 256,  {"b_layout": COL},      (V4, "C3A2B0", "ac", "", 1)),
+    ("desktop",   {"num_threads": 1},   32,    4096, 256,  {"b_layout": COL},      (V4, "A3B2C0", "b", "", 1)),
     ("desktop",   {"num_threads": 1},   64,    512,  2048, {},                     (V4, GOTO, "none", "", 1)),
     ("desktop",   {"num_threads": 1},   10000, 64,   64,   {},                     (V4, GOTO, "none", "", 1)),
     ("desktop",   {"num_threads": 1},   10000, 8,    500,  {},                     (V4, GOTO, "none", "", 1)),

@@ -89,7 +89,8 @@ class Problem:
     """C (m x n) = A (m x k) . B (k x n), ``batch`` times, after canonicalisation.
 
     Layouts are ``"row"`` (unit column stride), ``"col"`` (unit row stride) or ``"strided"``; C is never ``"col"``:
-    a column-major C is computed as C^T = B^T.A^T, which ``transposed`` records (A, B, m and n are already swapped).
+    a column-major C is computed as C^T = B^T.A^T, which ``transposed`` records (A, B, m and n are already swapped). So are
+    few rows times a large column-major B, with a ``"strided"`` C.
     ``symmetric``: A and B are one buffer and B = A^T. ``gemv``: m or n is 1 and the strides are such that NumPy has BLAS
     compute it, if BLAS knows the dtype; otherwise it runs a plain loop.
     """

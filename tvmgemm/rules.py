@@ -216,7 +216,8 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[R
         first = [scratch, tiny, narrow, slender]
     else:
         first = [column] if plain else [tiny, narrow, slender]
-    once = [flat] if "B" in TILES[isa.name, problem.dtype] else []
+    # Rows of B in registers: of a B in another layout they would be collected from as many lines of cache as they have elements.
+    once = [flat] if "B" in TILES[isa.name, problem.dtype] and problem.b_layout == "row" else []
     return [*first, few, *wide, small, *([far] if options.num_threads == 1 else []), *([close] if plain else []), low, shallow, *once, short, *thin, large]
 
 

@@ -61,6 +61,15 @@ ALWAYS_INLINE bool better_transposed(const tg_problem *p, const operand *a, cons
     return p->n == 1 && a->cs != 1 && a->rs == 1 && c->rs == 1;
 }
 
+/* Few rows times a large B whose columns are contiguous: packing it would take longer than all products with it, and with
+ * resident B each row would be collected from as many lines of cache as it has elements. As C^T = B^T.A^T it is the operand of
+ * many rows, which are read in place. C^T has gaps, but is small. */
+ALWAYS_INLINE bool few_rows_of_columns(const tg_problem *p, const operand *b, const operand *c)
+{
+    return p->dtype <= TG_FLOAT64 && p->m > 1 && p->m <= 16 && p->n >= 64 && p->k >= 256
+        && b->rs == 1 && b->cs != 1 && c->cs == 1;
+}
+
 /* Whether NumPy gives a matrix-vector product to BLAS (gemv, which takes no reversed or repeated rows, no gaps between
  * columns and no reversed vector), or a product of two vectors. Elsewhere it runs a plain loop. */
 ALWAYS_INLINE bool is_gemv(const tg_problem *p, const operand *a, const operand *b)
@@ -109,8 +118,9 @@ ALWAYS_INLINE bool canonicalise(char **args, const intptr_t *dims, const intptr_
     settle_unit_dimensions(a, p->m, p->k);
     settle_unit_dimensions(b, p->k, p->n);
     settle_unit_dimensions(c, p->m, p->n);
-    p->transposed = e.same_inputs && ((c->rs == 1 && c->cs != 1) || better_transposed(p, a, b, c));
-    if (p->transposed) {              /* C is column-major: C^T = B^T.A^T has a row-major result */
+    p->transposed = e.same_inputs
+        && ((c->rs == 1 && c->cs != 1) || better_transposed(p, a, b, c) || few_rows_of_columns(p, b, c));
+    if (p->transposed) {              /* C^T = B^T.A^T: the result of a column-major C is row-major */
         operand old = *a;
         int64_t m = p->m;
         *a = (operand){ b->base, b->step, b->cs, b->rs };

@@ -7,6 +7,7 @@ loop over k is cut into stretches, one for each row of the tile, and each begins
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from tvm import tirx
 from . import emit
 from .arithmetic import bits
 from .emit import const, let, loop
+from .variants import PANELS
 from .views import View
 from .workspace import CACHE_LINE
 
@@ -71,9 +73,30 @@ class Turn:
             g.packed_next.ask(self.number * stretches + stretch, self.tiles * stretches)
 
 
+def in_stretches(name: str, steps, stretches: int, begin: Callable[[Any], None], step: Callable[[Any], None]) -> None:
+    """A loop over so many steps, cut into stretches, each of which ``begin(stretch)`` precedes."""
+    with loop("stretch", const(stretches)) as stretch:
+        begin(stretch)
+        first, end = (tirx.truncdiv(steps * each, const(stretches)) for each in (stretch, stretch + const(1)))
+        first = let("first_step", first)
+        with loop(name, end - first, first) as s:
+            step(s)
+
+
 def lines_behind(g: Generator, name: str, e: Block, extent, p: Block) -> Lines:
     """The lines of what is packed after block ``e`` of the operand's own dimension, which ends at ``extent``: none behind the
-    last block. (Of a share of a task, the lines behind the last are another's.)
+    last block. (Of a share of a task, the lines behind the last are another's.)"""
+    start = let("next", e.start + e.size)
+    return _lines(g, name, start, emit.maximum(emit.minimum(e.size, extent - start), const(0)), p)
+
+
+def lines_of_tile(g: Generator, name: str, e0, p: Block) -> Lines:
+    """The lines of a tile of the resident operand."""
+    return _lines(g, name, e0, const(g.tile[PANELS[name][name][0]]), p)
+
+
+def _lines(g: Generator, name: str, start, size, p: Block) -> Lines:
+    """The lines of ``size`` elements of the operand's own dimension by block ``p`` of k.
 
     If neither stride is 1, hardly two elements share a line, and none are asked for.
     """
@@ -81,8 +104,6 @@ def lines_behind(g: Generator, name: str, e: Block, extent, p: Block) -> Lines:
     view = View(f"{name}_next", g.pointers[name], g.elements.stored[name], (1, 1))
     across = operand.stride_e == const(1)
     along = tirx.And(tirx.Not(across), operand.stride_k == const(1))
-    start = let("next", e.start + e.size)
-    size = emit.maximum(emit.minimum(e.size, extent - start), const(0))
     first, rows = (x if parts == 1 else tirx.truncdiv(x, const(parts)) for x in (start, size))
 
     def chosen(what: str, if_across, if_along, otherwise):

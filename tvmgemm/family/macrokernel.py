@@ -214,21 +214,26 @@ def _multiply_tile(g: Generator, tile: microkernel.Tile, at: dict[str, Any], alo
 def resident_operand(g: Generator, blocks: dict[str, Block], task) -> None:
     """Every micro-tile of A (or B): load it, then add its product with each column of B (row of A) to one of C."""
     across, _ = PANELS[g.variant.resident][g.variant.resident]
-    outer, inner = g.variant.inner
-    with loop(outer, _tiles(g, outer, blocks)) as x, loop(inner, _tiles(g, inner, blocks)) as y:
-        at = {LOOP_DIMENSION[outer]: x, LOOP_DIMENSION[inner]: y}
-        _ResidentTile(g, blocks, across, at[across], at["k"], task).multiply()
+    outer, inner = (LOOP_DIMENSION[name] for name in g.variant.inner)
+    count = {LOOP_DIMENSION[name]: _tiles(g, name, blocks) for name in g.variant.inner}
+    with loop(outer, count[outer]) as x, loop(inner, count[inner]) as y:
+        last = y + const(1) == count[inner]
+        following = {outer: emit.tirx.Select(last, x + const(1), x), inner: emit.tirx.Select(last, const(0), y + const(1))}
+        _ResidentTile(g, blocks, across, {outer: x, inner: y}, following, task).multiply()
 
 
 class _ResidentTile:
     """One micro-tile of the resident operand: ``width`` elements across, kr along k, in registers.
 
-    ``panel`` and ``pr`` count the tiles across and along k. At the end of k the tile is filled up with -0 and what it
+    ``at`` and ``following`` count this tile and the next, by dimension. At the end of k the tile is filled up with -0 and what it
     meets with +0: their product -0 changes no sum, not even one that has vanished to -0.
     """
 
-    def __init__(self, g: Generator, blocks: dict[str, Block], across: str, panel, pr, task) -> None:
-        self.g, self.blocks, self.across, self.panel, self.pr, self.task = g, blocks, across, panel, pr, task
+    def __init__(
+        self, g: Generator, blocks: dict[str, Block], across: str, at: dict[str, Any], following: dict[str, Any], task
+    ) -> None:
+        self.g, self.blocks, self.across, self.task = g, blocks, across, task
+        self.panel, self.pr = panel, pr = at[across], at["k"]
         self.width, self.kr = g.tile[across], g.tile["k"]
         self.stream = blocks[g.variant.stream]
         self.other = "B" if g.variant.resident == "A" else "A"
@@ -236,6 +241,10 @@ class _ResidentTile:
         self.depth = let("depth", emit.minimum(blocks["k"].size - pr * const(self.kr), const(self.kr)))
         self.e0 = let("e0", blocks[across].start + panel * const(self.width))
         self.valid = let("valid", blocks[across].size - panel * const(self.width))
+        self.next = None
+        if ahead.prefetches(g):
+            e0, q0 = (blocks[d].start + following[d] * const(g.tile[d]) for d in (across, "k"))
+            self.next = ahead.lines_of_tile(g, g.variant.resident, e0, replace(blocks["k"], start=q0, size=const(self.kr)))
 
     @property
     def chunks(self) -> range:
@@ -263,25 +272,39 @@ class _ResidentTile:
         emit.branch(simple, lambda: self._stream_c(in_place), lambda: self._stream_c(clamped))
 
     def _load(self) -> None:
-        """Bring the tile to registers by way of ``work``, which makes one layout of every layout."""
-        g = self.g
+        """Bring the tile to registers: a whole one with contiguous rows as it is, any other by way of ``work``, which makes one
+        layout of every layout."""
+        g, lanes = self.g, self.g.vectors.lanes
+        source = g.sources[g.variant.resident]
+        registers = {(q, c): g.vectors.register(f"x{q}_{c}") for q in range(self.kr) for c in self.chunks}
+
+        def as_it_is() -> None:
+            for (q, c), register in registers.items():
+                register.set(source.unit_e.get_vector(lanes, self.q0 + const(q), self.e0 + const(c)))
+
+        whole = emit.both(self.depth >= const(self.kr), self.valid >= const(self.width))
+        simple = emit.both(source.stride_e == const(1), whole) if g.vectorised_packing else False
+        emit.branch(simple, as_it_is, lambda: self._load_through_panel(registers))
+        self.x = {}
+        for (q, c), register in registers.items():
+            value = register.get()
+            if self._scales_itself:
+                value = g.vectors.splat(let("alpha", g.scale.get(const(0)))) * value
+            self.x[q, c] = let(f"x{q}_{c}", value)
+
+    def _load_through_panel(self, registers: dict) -> None:
+        g, lanes = self.g, self.g.vectors.lanes
         tile = g.memory.panels("X", self.task)
         pack_panels(
             g.elements, g.isa, tile, g.sources[g.variant.resident],
             width=self.width, first=const(0), e0=self.e0, extent=self.valid, count=const(1), p0=self.q0, kb=self.depth,
             vectorised=g.vectorised_packing,
         )  # fmt: skip
-        lanes = g.vectors.lanes
         with loop("q", const(self.kr) - self.depth, self.depth) as q:
             for c in self.chunks:
                 tile.set_vector(g.vectors.splat(-0.0), lanes, const(0), q, const(c))
-        self.x = {}
-        for q in range(self.kr):
-            for c in self.chunks:
-                value = tile.get_vector(lanes, const(0), const(q), const(c))
-                if self._scales_itself:
-                    value = g.vectors.splat(let("alpha", g.scale.get(const(0)))) * value
-                self.x[q, c] = let(f"x{q}_{c}", value)
+        for (q, c), register in registers.items():
+            register.set(tile.get_vector(lanes, const(0), const(q), const(c)))
 
     @property
     def _scales_itself(self) -> bool:
@@ -339,7 +362,8 @@ class _ResidentTile:
 
     def _steps(self, y_at, load, save) -> None:
         """The micro-kernel: for each column (row) one vector of C per chunk, kr broadcasts, kr FMAs per chunk."""
-        with loop("s", self.stream.size) as s:
+
+        def step(s) -> None:
             sums = {c: load(s, c) for c in self.chunks}
             for q in range(self.kr):
                 y = self.g.vectors.splat(let(f"y{q}", y_at(s, q)))
@@ -347,3 +371,10 @@ class _ResidentTile:
                     sums[c] = let(f"c{c}_{q}", self.g.vectors.multiply_add(y, self.x[q, c], sums[c]))
             for c in self.chunks:
                 save(s, c, sums[c])
+
+        if self.next is None:
+            with loop("s", self.stream.size) as s:
+                step(s)
+            return
+        stretches = self.kr
+        ahead.in_stretches("s", self.stream.size, stretches, lambda stretch: self.next.ask(stretch, const(stretches)), step)

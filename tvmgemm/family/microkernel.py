@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import emit
+from .ahead import in_stretches
 from .elements import Elements
 from .emit import const, let, loop
 from .vectors import Register, Vectors, lanes_of
@@ -139,12 +140,7 @@ def multiply_add(
         with loop("p", steps) as p:
             step(p)
         return
-    with loop("stretch", const(stretches)) as stretch:
-        begin(stretch)
-        first, end = (emit.tirx.truncdiv(steps * each, const(stretches)) for each in (stretch, stretch + const(1)))
-        first = let("first_step", first)
-        with loop("p", end - first, first) as p:
-            step(p)
+    in_stretches("p", steps, stretches, begin, step)
 
 
 def write_back(

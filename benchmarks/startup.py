@@ -32,7 +32,8 @@ def measure(suite: Suite, case: Case, dtype: str, conditions: Conditions) -> Ite
     """Import and first calls of one case.
 
     The *first call ever* has an empty cache folder and builds its kernel. The *second process* finds it
-    there; its partner in every round is a process that calls NumPy's matmul.
+    there; its partner in every round is a process that calls NumPy's matmul. Both find Python's bytecode on disk, as
+    programs do that pip installed.
     """
     (m, k), n = case.a, case.b[1]
     threads, extent = conditions.threads, conditions.extent
@@ -54,9 +55,10 @@ def measure(suite: Suite, case: Case, dtype: str, conditions: Conditions) -> Ite
         plan=f"{first[0]['builds']} built",
     )
 
-    with tempfile.TemporaryDirectory() as name:
-        environment = {**limits, "TVMGEMM_CACHE_DIR": name}
-        run("tvmgemm", environment=environment)  # fills the folder
+    with tempfile.TemporaryDirectory() as kernels, tempfile.TemporaryDirectory() as bytecode:
+        written = {"PYTHONPYCACHEPREFIX": bytecode, "PYTHONDONTWRITEBYTECODE": ""}
+        environment = {**limits, **written, "TVMGEMM_CACHE_DIR": kernels}
+        run("tvmgemm", environment=environment)  # fills the folders
         ours, theirs = [], []
         for turn in range(RUNS[extent]):
             pair = [("tvmgemm", ours), ("numpy", theirs)]

@@ -383,5 +383,18 @@ def test_what_is_needed_soon_is_asked_for(variant, packing, more, asked):
     assert {name for name in found if name.endswith(("_next", "_rows"))} == asked
 
 
+@pytest.mark.parametrize("variant, packing, inside", [
+    ("A3B2C0", "none", "nc"), ("B3A2C0", "none", "mc"), ("A3B2C0", "a", None), ("B3A2C0", "ab", None), ("C3A2B0", "none", None),
+])  # fmt: skip
+def test_blocks_of_a_short_k_are_longer(variant, packing, inside):
+    """The innermost loop over blocks keeps their bytes where nothing is packed."""
+    from tvmgemm.family import codegen
+
+    tile = {"mr": 0, "nr": 64, "kr": 6} if variant == "C3A2B0" else {"mr": 8, "nr": 48}
+    spec = KernelSpec(**{"dtype": "float32", "isa": "x86-64-v4", "variant": variant, "packing": packing} | tile)
+    found = re.findall(r"longer\w*: T\.let\[T\.int64\] = (\w+)", codegen.script(spec))
+    assert set(found) == ({inside} if inside else set())
+
+
 def test_packings_are_known():
     assert {spec.packing for spec in SPECS} == set(VARIANTS[FORCED].packings)

@@ -28,6 +28,9 @@ SYMMETRIC_NARROW = 2048
 #: k up to which reading and writing a C that no cache holds costs more than the products: rows of C in turn.
 SHALLOW = 128
 
+#: k up to which a product is little more than writing C: nothing is packed, and rows of tiles are written in turn.
+FILM = 16
+
 #: m up to which packing a B that L2 holds costs more than it saves.
 FEW_ROWS = 512
 
@@ -182,11 +185,28 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[R
     close = Rule(low.box.clipped("kn", 0.0, 4.0 * kc * columns), name, "none", None, f"{low.reason}, from no further than L3")
     if problem.b_layout != "row":
         low = replace(low, variant="A3B2C0", packing="ab")
-    # Rows of tiles enough to pay for packing a B that comes from afar, its rows pages apart.
-    far = replace(
-        low, box=low.box.clipped("m", FLAT // 2 + 1, FLAT).clipped("kn", 4.0 * kc * columns, math.inf), variant="A3B2C0", packing="ab",
-        reason=f"k <= {SHALLOW} and a B of more than {4 * kc * columns} elements: packed once for all rows of tiles",
-    )  # fmt: skip
+    # So little to do for each element of C that packing, and prefetching between so few steps, cost as much.
+    mr = tiles[0][0]
+    film = Box(n=(held + 1, math.inf), k=(0, FILM))
+    bare_c = f"k <= {FILM}: C is nearly all of the traffic; nothing is packed, rows of tiles are written in turn"
+    films = [
+        Rule(film.clipped("m", SHORT + 1, math.inf), "A3B2C0", "none", 2, bare_c),
+        Rule(film.clipped("m", FLAT + 1, SHORT), "A3B2C0", "none", 1, f"m <= {SHORT} and {bare_c}"),
+        Rule(
+            film.clipped("m", mr + 1, FLAT).clipped("mn", 8.0 * kc * columns, math.inf), "A3B2C0", "none", 1,
+            f"a C of more than {8 * kc * columns} elements, m <= {FLAT} and {bare_c}",
+        ),
+    ]  # fmt: skip
+    # Rows of tiles enough to pay for packing a B that comes from afar, its rows pages apart: packed, it is asked for in time.
+    afar = low.box.clipped("kn", 4.0 * kc * columns, math.inf)
+    why = f"a B of more than {4 * kc * columns} elements: packed once for all rows of tiles"
+    far = []
+    if problem.dtype in STUDIED:
+        both = "ab" if options.num_threads == 1 else packed_b
+        far.append(Rule(afar.clipped("m", mr + 1, FLAT).clipped("k", 0, FILM), "A3B2C0", both, 0, f"k <= {FILM} and {why}"))
+        far += films if plain else []
+    if options.num_threads == 1:
+        far.append(Rule(afar.clipped("m", FLAT // 2 + 1, FLAT), "A3B2C0", "ab", 1, f"k <= {SHALLOW} and {why}"))
     shallow = Rule(
         Box(m=(SHORT + 1, math.inf), k=(0, SHALLOW), n=(columns + 1, math.inf)), "A3B2C0", "ab", 2,
         f"k <= {SHALLOW}: C is most of the traffic, so its rows are written in turn",
@@ -218,7 +238,7 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[R
         first = [column] if plain else [tiny, narrow, slender]
     # Rows of B in registers: of a B in another layout they would be collected from as many lines of cache as they have elements.
     once = [flat] if "B" in TILES[isa.name, problem.dtype] and problem.b_layout == "row" else []
-    return [*first, few, *wide, small, *([far] if options.num_threads == 1 else []), *([close] if plain else []), low, shallow, *once, short, *thin, large]
+    return [*first, few, *wide, small, *far, *([close] if plain else []), low, shallow, *once, short, *thin, large]
 
 
 def _choices_without_peer(problem: Problem, isa: Isa, host: Host, options: Options) -> list[Rule]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 def settle(g: Generator) -> None:
     """Replace the arguments mc, nc and kc among ``g.values`` by the sizes to use, and add ``piece`` where sums wait."""
     v = g.values
+    _lengthen(g)
     # The dimension whose loop is shared out last: how it is cut depends on the other.
     for loop_name, dimension in sorted((("ic", "m"), ("jc", "n")), key=lambda row: row[0] == g.spec.parallel):
         v[dimension + "c"] = emit.settled(f"{dimension}c_even", _even_block(g, loop_name, dimension))
@@ -27,6 +28,14 @@ def settle(g: Generator) -> None:
     v["kc"] = let("kc_used", emit.maximum(emit.minimum(v["kc"], limit), const(1)))
     if g.elements.rounds_once:
         v["piece"] = let("piece", _piece(g))
+
+
+def _lengthen(g: Generator) -> None:
+    """Let the innermost of the loops over blocks keep the bytes of its block where k is shorter than kc: a row of C is written
+    in fewer pieces. (Not where something is packed: then the next block is fetched meanwhile, and soon enough.)"""
+    v, inside = g.values, LOOP_DIMENSION[g.variant.outer[-1]] + "c"
+    if g.variant.resident == "C" and not g.packed and not g.elements.arithmetic.matrix:
+        v[inside] = let("longer", v[inside] * emit.maximum(tirx.truncdiv(v["kc"], emit.maximum(v["k"], const(1))), const(1)))
 
 
 def _even_block(g: Generator, loop_name: str, dimension: str):

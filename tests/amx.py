@@ -1,4 +1,4 @@
-"""AMX for tests: the CPU's, or ``amx_emulator.c`` on x86-64 CPUs with the rest of what those kernels use.
+"""AMX and AVX-VNNI for tests: the CPU's, or ``amx_emulator.c`` on x86-64 CPUs with the rest of what those kernels use.
 
 The emulator handles SIGILL, which nothing else in a process of tests raises; without it kernels with AMX die there.
 """
@@ -17,25 +17,30 @@ from plain_kernels import compiler
 from tvmgemm.family.isa import ISAS
 from tvmgemm.host import Host, host
 
-LEVEL = "x86-64-v4-amx"
+LEVEL, VNNI = "x86-64-v4-amx", "x86-64-v3-vnni"
 
-#: What the CPU must have, and what the emulator then adds.
+#: What the emulator adds to a CPU, by level.
 EMULATED = frozenset({"amx_tile", "amx_int8", "amx_bf16"})
-REAL = EMULATED <= host().features
+_ADDED = {LEVEL: EMULATED, VNNI: frozenset({"avx_vnni"})}
 
 SOURCE = Path(__file__).with_name("amx_emulator.c")
 
 
-def skip_if_impossible() -> None:
+def skip_if_impossible(level: str = LEVEL) -> None:
     """Skip the test where kernels of that level cannot run."""
-    if host().arch != "x86_64" or not ISAS[LEVEL].requires <= host().features | EMULATED:
-        pytest.skip("needs a CPU with AVX-512 and VNNI, AMX or not")
+    if host().arch != "x86_64" or not ISAS[level].requires <= host().features | _ADDED[level]:
+        pytest.skip(f"needs {', '.join(sorted(ISAS[level].requires - _ADDED[level] - host().features)) or 'x86-64'}")
+
+
+def host_with(level: str) -> Host:
+    """This machine, as it would be with what a level adds."""
+    here = host()
+    return Host(here.arch, here.features | _ADDED[level], here.caches, here.cores, here.model)
 
 
 def host_with_amx() -> Host:
     """This machine, as it would be with AMX."""
-    here = host()
-    return Host(here.arch, here.features | EMULATED, here.caches, here.cores, here.model)
+    return host_with(LEVEL)
 
 
 class Unit:
@@ -57,10 +62,10 @@ class Unit:
 
 
 @contextmanager
-def unit(folder: Path) -> Iterator[Unit]:
+def unit(folder: Path, level: str = LEVEL) -> Iterator[Unit]:
     """Makes kernels of the level run in this process; ``folder`` takes the emulator."""
-    skip_if_impossible()
-    if REAL:
+    skip_if_impossible(level)
+    if _ADDED[level] <= host().features:
         yield Unit(None)
         return
     library = folder / "amx_emulator.so"

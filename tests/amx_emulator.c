@@ -1,8 +1,8 @@
-/* AMX in software, for tests on CPUs that lack it: a handler of SIGILL that executes the instruction at which the CPU gave
- * up, if it is one of those below, and goes on behind it. Semantics: Intel, Software Developer's Manual, volume 2. What the
+/* AMX and AVX-VNNI in software, for tests on CPUs that lack them: a handler of SIGILL that executes the instruction at which the
+ * CPU gave up, if it is one of those below, and goes on behind it. Semantics: Intel, Software Developer's Manual, volume 2. What the
  * manual lets fault (no configuration, sizes that do not fit, one register twice) ends in the handler that was there before.
  *
- * Each thread has tile registers of its own. A signal handler runs with the default rounding and its floating-point flags
+ * The vector registers are those of the signal's frame. Each thread has tile registers of its own. A signal handler runs with the default rounding and its floating-point flags
  * are dropped when it returns, as AMX has it: to nearest, nothing raised. */
 #define _GNU_SOURCE
 #include <signal.h>
@@ -21,7 +21,7 @@ static struct sigaction before;
 static long emulated;
 
 typedef struct {
-    int pp, opcode, mod, reg, rm, third;
+    int pp, opcode, mod, reg, rm, third, wide;   /* wide: 256 bits */
     int64_t address, stride;          /* of a memory operand: base and displacement, index times scale */
     int64_t next;
 } instruction;
@@ -35,14 +35,15 @@ static const int GREG[16] = {
 static int decode(const greg_t *gregs, instruction *in)
 {
     const uint8_t *p = (const uint8_t *)gregs[REG_RIP];
-    if (p[0] != 0xc4 || (p[1] & 31) != 2 || p[2] & 0x84)   /* three-byte VEX of map 0F38, W0, 128 bits */
+    if (p[0] != 0xc4 || (p[1] & 31) != 2 || p[2] & 0x80)   /* three-byte VEX of map 0F38, W0 */
         return 0;
     int x = ~p[1] >> 6 & 1, b = ~p[1] >> 5 & 1;
     in->pp = p[2] & 3;
-    in->third = ~(p[2] >> 3) & 7;
+    in->third = ~(p[2] >> 3) & 15;
+    in->wide = p[2] >> 2 & 1;
     in->opcode = p[3];
     in->mod = p[4] >> 6;
-    in->reg = p[4] >> 3 & 7;
+    in->reg = (p[4] >> 3 & 7) | (~p[1] >> 7 & 1) << 3;
     in->rm = p[4] & 7;
     p += 5;
     if (in->mod != 3) {
@@ -63,6 +64,8 @@ static int decode(const greg_t *gregs, instruction *in)
         int64_t from = !none ? gregs[GREG[base | b << 3]] : in->rm == 4 ? 0 : (int64_t)p;   /* %rip is that of the next */
         in->address = from + displacement;
         in->stride = index == 4 ? 0 : gregs[GREG[index]] << scale;
+    } else {
+        in->rm |= b << 3;
     }
     in->next = (int64_t)p;
     return 1;
@@ -194,8 +197,55 @@ static int move(const instruction *in)
     return in->pp != NP;
 }
 
-static int execute(const instruction *in)
+/* Where a 16-byte half of a vector register is in the frame (XSAVE's standard format). A component that the frame leaves out is
+ * all zeros, until it is written. */
+static uint8_t *half(ucontext_t *context, int reg, int upper)
 {
+    enum { SSE = 160, HEADER = 512, AVX = 576 };
+    uint8_t *frame = (uint8_t *)context->uc_mcontext.fpregs, *all = frame + (upper ? AVX : SSE);
+    uint64_t present, bit = upper ? 4 : 2;
+    memcpy(&present, frame + HEADER, sizeof present);
+    if (!(present & bit)) {
+        memset(all, 0, 16 * 16);
+        present |= bit;
+        memcpy(frame + HEADER, &present, sizeof present);
+    }
+    return all + 16 * reg;
+}
+
+/* vpdpbusd, vpdpwssd: products of unsigned by signed bytes, of 16-bit integers, added up in 32 bits. */
+static int dot(const instruction *in, ucontext_t *context)
+{
+    const uint8_t *memory = (const uint8_t *)(in->address + in->stride);
+    for (int upper = 0; upper < 2; upper++) {
+        uint8_t a[16], b[16], *c = half(context, in->reg, upper);
+        if (upper && !in->wide) {
+            memset(c, 0, 16);
+            break;
+        }
+        memcpy(a, half(context, in->third, upper), 16);
+        memcpy(b, in->mod == 3 ? half(context, in->rm, upper) : memory + 16 * upper, 16);
+        for (int i = 0; i < 16; i += 4) {
+            uint32_t sum;
+            memcpy(&sum, c + i, 4);
+            for (int q = i; q < i + 4; q += in->opcode == 0x50 ? 1 : 2) {
+                int16_t x, y;
+                memcpy(&x, a + (q & ~1), 2);
+                memcpy(&y, b + (q & ~1), 2);
+                sum += in->opcode == 0x50 ? (uint32_t)(a[q] * (int8_t)b[q]) : (uint32_t)(x * y);
+            }
+            memcpy(c + i, &sum, 4);
+        }
+    }
+    return 1;
+}
+
+static int execute(const instruction *in, ucontext_t *context)
+{
+    if ((in->opcode == 0x50 || in->opcode == 0x52) && in->pp == P66)
+        return dot(in, context);
+    if (in->wide || in->reg >= TILES || in->third >= TILES || (in->mod == 3 && in->rm >= TILES))
+        return 0;
     if (in->opcode == 0x5e || in->opcode == 0x5c)
         return set.palette && multiply(in);
     if (in->opcode == 0x4b)
@@ -225,7 +275,7 @@ static void handle(int signal, siginfo_t *info, void *context)
     greg_t *gregs = ((ucontext_t *)context)->uc_mcontext.gregs;
     instruction in = { 0 };
     (void)info;
-    if (decode(gregs, &in) && execute(&in)) {
+    if (decode(gregs, &in) && execute(&in, context)) {
         gregs[REG_RIP] = in.next;
         __atomic_fetch_add(&emulated, 1, __ATOMIC_RELAXED);
     } else {

@@ -46,8 +46,8 @@ TILES: dict[tuple[str, str], dict[str, tuple[tuple[int, int], ...]]] = {
 _SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     #                  packed, in place, narrow, tiny,  slender
     "x86-64-v2":      ((5, 2), (5, 2), (12, 1), (8, 1), (5, 2)),
-    "x86-64-v3":      ((6, 2), (5, 2), (12, 1), (8, 1), (5, 2)),
-    "x86-64-v3-vnni": ((6, 2), (5, 2), (12, 1), (8, 1), (5, 2)),
+    "x86-64-v3":      ((6, 2), (4, 2), (11, 1), (8, 1), (4, 2)),   # in place, bytes take more addresses than there are for 5 and 12
+    "x86-64-v3-vnni": ((6, 2), (4, 2), (11, 1), (8, 1), (4, 2)),
     "x86-64-v4":      ((8, 3), (8, 3), (14, 1), (8, 1), (8, 2)),
     "x86-64-v4-vnni": ((8, 3), (8, 3), (14, 1), (8, 1), (8, 2)),
     "x86-64-v4-bf16": ((8, 3), (8, 3), (14, 1), (8, 1), (8, 2)),

@@ -245,6 +245,16 @@ def test_integers_wrap_around(letter, k):
                 assert all((int(r) - k * x * y) % 2**info.bits == 0 for r in result.ravel())
 
 
+@pytest.mark.parametrize("m, n", [(1, 1), (3, 20), (8, 100)])
+def test_float16_of_few_rows_and_many_terms_is_rounded_once(m, n):
+    """2048 + 1 + 1 ...: rounded between blocks of k it would stay 2048."""
+    a, b = np.ones((m, 1300), "e"), np.ones((1300, n), "e")
+    a[:, 0] = 2048
+    with computed_by("float16"):
+        assert "-none-" in tvmgemm.explain(a, b).kernel
+        np.testing.assert_array_equal(tvmgemm.matmul(a, b), np.full((m, n), 2048 + 1299, "e"))
+
+
 def test_bool_is_or_of_ands_and_yields_zeros_and_ones():
     """Whatever non-zero bytes came in."""
     rng = np.random.default_rng(0)

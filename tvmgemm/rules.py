@@ -262,7 +262,12 @@ def _choices_without_peer(problem: Problem, isa: Isa, host: Host, options: Optio
             few, boxes = FEW, {f"at most {SHALLOW} x {widest}": Box(m=(0, SHALLOW), n=(0, widest), k=(0, kc))}
         used = f"m <= {few}, each element of B is used so often"
         boxes[used] = Box(m=(0, few), k=(0, kc if rounds_once(problem.dtype) else math.inf))
-        return [*(Rule(box, name, "none", None, f"{why}: read in place") for why, box in boxes.items()), packed]
+        bare = [Rule(box, name, "none", None, f"{why}: read in place") for why, box in boxes.items()]
+        if not rounds_once(problem.dtype):
+            return [*bare, packed]
+        why = f"m <= {few} and k > {kc}: blocks of k, read in place"  # sums of several have to wait somewhere
+        long = [Rule(Box(m=(0, few), n=(0, wide), k=(kc + 1, math.inf)), name, "none", tile, why) for tile, wide in ((3, lanes), (4, 2 * lanes), (1, math.inf))]
+        return [*bare, *long, packed]
     in_place = [
         Rule(Box(m=(0, TINY), n=(0, lanes), k=(0, SHALLOW)), name, "none", 3, f"at most {TINY} x {lanes}, read in place"),
         Rule(Box(m=(0, TINY), n=(0, 2 * lanes), k=(0, SHALLOW)), name, "none", 4, f"at most {TINY} x {2 * lanes}, read in place"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..problem import DTYPES
 from . import emit
 from .emit import const, let, loop
 from .isa import Isa
@@ -87,7 +88,8 @@ def columns_of(n: int, isa: Isa, itemsize: int) -> list[_Columns]:
 def _tiles(g: Generator) -> list[tuple[range, list[_Columns]]]:
     """Rows and vectors of the tiles of C, whose sums the registers hold beside a row of B and an element of A."""
     m, n, _ = g.spec.shape
-    columns, registers = columns_of(n, g.isa, g.vectors.itemsize), g.isa.vector_registers - (1 if g.isa.fma else 2)
+    spare = 1 if g.isa.fma and g.vectors.floating else 2
+    columns, registers = columns_of(n, g.isa, DTYPES[g.spec.dtype].itemsize), g.isa.vector_registers - spare
     found = []
     for first in range(0, len(columns), 4):
         group = columns[first : first + 4]
@@ -111,7 +113,7 @@ def _tile(
             element = let("a", a.get(const(i), p))
             for x in columns:
                 value = element if x.width == 1 else vectors[x].splat(element)
-                sums[i, x].set(vectors[x].multiply_add(value, row[x], sums[i, x].get()))
+                sums[i, x].set(_multiply_add(vectors[x], value, row[x], sums[i, x].get()))
 
     if several:  # LLVM would keep B in registers from tile to tile, and the sums on the stack
         b = b.moved(const(0), const(0))
@@ -126,6 +128,10 @@ def _tile(
             add(const(p))
     for (i, x), register in sums.items():
         _store(vectors[x], x, c, i, register.get(), masks)
+
+
+def _multiply_add(vectors: Vectors, a, b, c):
+    return vectors.multiply_add(a, b, c) if vectors.floating else c + a * b
 
 
 def _load(vectors: Vectors, x: _Columns, view: View, row, masks: dict[_Columns, Any]):

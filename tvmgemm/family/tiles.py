@@ -164,7 +164,7 @@ def check_tile(rows: int, columns: int, isa_name: str, how: Arithmetic, resident
 
 
 #: The dtypes that have kernels for one small shape (``specialised``).
-SHAPED_DTYPES = ("float32", "float64")
+SHAPED_DTYPES = ("float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 
 #: The largest m, n and k of such a kernel: beyond, what a kernel for all shapes does besides multiplying no longer counts.
 LARGEST_SHAPE = 16

@@ -6,7 +6,7 @@ arguments, edges are masked, 64-bit throughout.
 
 The parts of the paper's generator are: the spec (P0), ``_view_operands`` (P1), the packing layouts of
 ``variants.PANELS`` (P2), ``block_sizes`` and ``workspace`` (P3, blocking), ``outer_loops`` (P4, loop order; P5, placement
-of the packings; P7, the parallel loop), ``macrokernel`` and ``packing`` (P6, fine grain), ``codegen`` (P8).
+of the packings; P7, the parallel loop), ``macrokernel``, ``resident_operand`` and ``packing`` (P6, fine grain), ``codegen`` (P8).
 """
 
 from __future__ import annotations
@@ -192,6 +192,11 @@ class Generator:
         tasks = self.values["tasks"]
         first = let("first", tirx.truncdiv(count * task, tasks))
         return first, let("share", tirx.truncdiv(count * (task + const(1)), tasks) - first)
+
+    def count_tiles(self, name: str, blocks: dict[str, outer_loops.Block]):
+        """The number of micro-tiles of the current blocks that the loop ``name`` over tiles goes through."""
+        dimension = LOOP_DIMENSION[name]
+        return let(f"{name}_tiles", emit.ceil_div(blocks[dimension].size, const(self.tile[dimension])))
 
     @property
     def vectorised_packing(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..spec import STEPS
-from . import ahead, emit, macrokernel, packed_ab, packed_c, partition, plain, split_k, triangle
+from . import ahead, emit, macrokernel, packed_ab, packed_c, partition, plain, resident_operand, split_k, triangle
 from .emit import const, let, loop
 from .variants import LOOP_DIMENSION
 
@@ -111,4 +111,4 @@ def _block_product(g: Generator, blocks: dict[str, Block], task) -> None:
     elif g.variant.resident == "C":
         macrokernel.resident_c(g, blocks, task)
     else:
-        macrokernel.resident_operand(g, blocks, task)
+        resident_operand.multiply(g, blocks, task)

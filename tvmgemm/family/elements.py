@@ -15,7 +15,8 @@ from ..problem import DTYPES
 from ..spec import KernelSpec
 from .arithmetic import MATRIX_ROWS, arithmetic_of, bits, rounds_once
 from .isa import isa_of
-from .vectors import Vectors, lanes_of
+from .llvm_functions import DOT16, HALVES
+from .vectors import Vectors, cast, lanes_of, reinterpret, splat, word
 
 #: How elements lie in memory, where that is not a type that arithmetic is done in.
 _STORED = {"float16": "uint16", "bfloat16": "uint16", "bool": "uint8"}
@@ -35,69 +36,9 @@ _DOT8 = {width: f"llvm.x86.avx512.vpdpbusd.{width}" for width in (128, 256, 512)
 _DOT8_ARM = "llvm.aarch64.neon.{}dot.v4i32.v16i8"
 
 
-def typed(name: str, lanes: int) -> str:
-    """The type of a vector of ``lanes`` elements; of one element for 1."""
-    return name if lanes == 1 else f"{name}x{lanes}"
-
-
-def cast(value, name: str, lanes: int):
-    """Converted to another type: integers by their value modulo 2**n."""
-    return tirx.Cast(typed(name, lanes), value)
-
-
-def reinterpret(value, name: str, lanes: int):
-    """The same bits, seen as ``lanes`` elements of another type."""
-    return T.reinterpret(typed(name, lanes), value)
-
-
-def splat(value, lanes: int):
-    """A scalar in every lane."""
-    return value if lanes == 1 else T.broadcast(value, lanes)
-
-
-def word(value: int, lanes: int):
-    """A number of 32 bits in every lane."""
-    return splat(tirx.const(value, "uint32"), lanes)
-
-
 def _not_finite(bits, lanes: int):
     """Whether these are the bits of a NaN or an infinity. (A comparison of numbers would raise flags.)"""
     return (bits & word(_EXPONENT, lanes)) == word(_EXPONENT, lanes)
-
-
-#: Conversions of single elements that raise the flags of those elements and no others, for x86: see ``Elements``.
-HALVES = """
-define linkonce_odr hidden float @tvmgemm_widened(i16 %x) alwaysinline nounwind {
-  %one = insertelement <8 x i16> poison, i16 %x, i64 0
-  %all = shufflevector <8 x i16> %one, <8 x i16> poison, <8 x i32> zeroinitializer
-  %halves = bitcast <8 x i16> %all to <8 x half>
-  %wide = fpext <8 x half> %halves to <8 x float>
-  %kept = call <8 x float> asm "", "=x,0"(<8 x float> %wide)
-  %result = extractelement <8 x float> %kept, i64 0
-  ret float %result
-}
-define linkonce_odr hidden i16 @tvmgemm_narrowed(float %x) alwaysinline nounwind {
-  %one = insertelement <8 x float> poison, float %x, i64 0
-  %all = shufflevector <8 x float> %one, <8 x float> poison, <8 x i32> zeroinitializer
-  %narrow = fptrunc <8 x float> %all to <8 x half>
-  %bits = bitcast <8 x half> %narrow to <8 x i16>
-  %kept = call <8 x i16> asm "", "=x,0"(<8 x i16> %bits)
-  %result = extractelement <8 x i16> %kept, i64 0
-  ret i16 %result
-}
-"""
-
-
-#: A product of pairs of bfloat16 numbers. (TVM would rewrite a vector of its own type bfloat16.)
-DOT16 = """
-declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
-define linkonce_odr hidden <16 x float> @tvmgemm_dot16(<16 x float> %c, <16 x i32> %a, <16 x i32> %b) alwaysinline nounwind {
-  %x = bitcast <16 x i32> %a to <32 x bfloat>
-  %y = bitcast <16 x i32> %b to <32 x bfloat>
-  %result = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float> %c, <32 x bfloat> %x, <32 x bfloat> %y)
-  ret <16 x float> %result
-}
-"""
 
 
 class Elements:

@@ -15,6 +15,8 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
+from .llvm_functions import KEPT, PINNED, PREFETCHED, ROLLED
+
 INDEX = "int64"
 
 #: Of an allocation: that it is one of the machine's stack (or registers), not a call of TVM's runtime.
@@ -31,32 +33,6 @@ def let(name: str, value):
     var = T.bind(value)
     IRBuilder.name(name, var)
     return var
-
-
-#: An identity that LLVM cannot see through and that costs nothing: no instruction, the result is where the argument was.
-_KEPT = (
-    "define linkonce_odr hidden i64 @tvmgemm_kept(i64 %x) alwaysinline nounwind "
-    '{ %r = call i64 asm "", "=r,0"(i64 %x) ret i64 %r } '
-)
-
-#: No instruction, but LLVM takes it for one that it does not know, and does not unroll a loop that has such.
-_ROLLED = (
-    "define linkonce_odr hidden i32 @tvmgemm_rolled() alwaysinline nounwind "
-    '{ call void asm sideeffect "", ""() nounwind memory(inaccessiblemem: readwrite) ret i32 0 } '
-)
-
-#: ``_KEPT`` that stays where it is.
-_PINNED = (
-    "define linkonce_odr hidden i64 @tvmgemm_pinned(i64 %x) alwaysinline nounwind "
-    '{ %r = call i64 asm sideeffect "", "=r,0"(i64 %x) nounwind memory(inaccessiblemem: readwrite) ret i64 %r } '
-)
-
-#: A prefetch of the cache line at an address, for reading, into all caches.
-_PREFETCHED = (
-    "declare void @llvm.prefetch.p0(ptr, i32, i32, i32) "
-    "define linkonce_odr hidden i32 @tvmgemm_prefetched(i64 %x) alwaysinline nounwind "
-    "{ %p = inttoptr i64 %x to ptr call void @llvm.prefetch.p0(ptr %p, i32 0, i32 3, i32 1) ret i32 0 } "
-)
 
 
 def settled(name: str, index):
@@ -173,7 +149,7 @@ def function(symbol: str):
 def body(definitions: str = ""):
     """The context of all that follows the arguments of a function: it brings the definitions that ``opaque`` calls, and
     others in LLVM's language."""
-    return T.attr(tirx.const(0, "int32"), "pragma_import_llvm", _KEPT + _PINNED + _ROLLED + _PREFETCHED + definitions)
+    return T.attr(tirx.const(0, "int32"), "pragma_import_llvm", KEPT + PINNED + ROLLED + PREFETCHED + definitions)
 
 
 def address(base, offset):

@@ -15,9 +15,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import emit
-from .elements import word
 from .emit import T, const, let, loop
-from .vectors import Vectors
+from .vectors import Vectors, word
 from .views import View
 
 if TYPE_CHECKING:

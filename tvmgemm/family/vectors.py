@@ -16,6 +16,31 @@ def lanes_of(value) -> int:
     return int(lanes or 1)
 
 
+def typed(name: str, lanes: int) -> str:
+    """The type of a vector of ``lanes`` elements; of one element for 1."""
+    return name if lanes == 1 else f"{name}x{lanes}"
+
+
+def cast(value, name: str, lanes: int):
+    """Converted to another type: integers by their value modulo 2**n."""
+    return tirx.Cast(typed(name, lanes), value)
+
+
+def reinterpret(value, name: str, lanes: int):
+    """The same bits, seen as ``lanes`` elements of another type."""
+    return T.reinterpret(typed(name, lanes), value)
+
+
+def splat(value, lanes: int):
+    """A scalar in every lane."""
+    return value if lanes == 1 else T.broadcast(value, lanes)
+
+
+def word(value: int, lanes: int):
+    """A number of 32 bits in every lane."""
+    return splat(tirx.const(value, "uint32"), lanes)
+
+
 class Register:
     """A variable of one vector (or one element). One allocation each: LLVM merges a larger tile into a vector of hundreds of lanes."""
 

@@ -100,8 +100,31 @@ def test_edges_raise_no_flags(dtype):
         assert np.isposinf(result.real).all() and np.isposinf(result.imag).all()
 
 
-def test_forced_loops_that_complex_numbers_do_not_have():
-    with planned(parallel_loop="pc", num_threads=2), pytest.warns(RuntimeWarning, match="put together on their way to C"):
-        tvmgemm.matmul(numbers((40, 40), "F"), numbers((40, 40), "F", 1))
+@pytest.mark.parametrize("dtype, variant", [("complex64", "B3A2C0"), ("complex128", "A3B2C0")])
+def test_blocks_of_k_shared_out_change_no_bit(dtype, variant):
+    """In every layout of C, as a product and with alpha and beta."""
+    forced = {"variant": variant, "packing": "ab", "num_threads": 2}
+    for (m, n, k), layout in itertools.product([(3, 5, 2), (9, 7, 33), (37, 29, 61), (2, 1, 90)], LAYOUTS[:4]):
+        a, b, c = (numbers(shape, DTYPES[dtype], seed) for seed, shape in enumerate([(m, k), (k, n), (m, n)]))
+        found = []
+        for loop in ("none", "pc"):
+            with planned((2, 2, 8), 1, parallel_loop=loop, **forced), served_by_us(dtype):
+                assert f"-{'serial' if loop == 'none' else 'pc'}-" in tvmgemm.explain(a, b).kernel
+                out, scaled = (arranged(c.copy(), layout) for _ in range(2))
+                found.append((tvmgemm.matmul(a, b, out=out), tvmgemm.gemm(a, b, scaled, 2 - 1j, 0.5j)))
+        assert_right(found[0][0], a, b)
+        for serial, shared in zip(*found):
+            np.testing.assert_array_equal(serial, shared)
+
+
+@every_dtype
+def test_few_elements_of_many_terms_share_out_blocks_of_k(dtype):
+    a, b = numbers((5, 70_000), DTYPES[dtype]), numbers((70_000, 3), DTYPES[dtype], 1)
+    with planned(num_threads=2), served_by_us(dtype):
+        assert tvmgemm.explain(a, b).parallel_loop == "pc"
+        assert_right(tvmgemm.matmul(a, b), a, b)
+
+
+def test_forced_variants_that_complex_numbers_do_not_have():
     with planned(variant="C3A2B0"), pytest.warns(RuntimeWarning, match="refused"):
         tvmgemm.matmul(numbers((40, 40), "F"), numbers((40, 40), "F", 1))

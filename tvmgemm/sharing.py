@@ -85,8 +85,8 @@ def _shares(rule: Rule, isa: Isa, problem: Problem, host: Host) -> list[Rule]:
         found = [at_least(rule, "m", TALL * tasks * mr, "ic", "rows")] if variant.outer[0] == "ic" else []
         found.append(at_least(rule, "mn", float(tasks * mr * nr), variant.outer[-1], "tiles"))
     # Few elements of C, each a long sum: blocks of k, by a kernel that has loops over blocks.
-    # Sums that are not complete have nowhere to be added up, and those of complex numbers are not yet such.
-    if rounds_once(problem.dtype) or problem.dtype.startswith("complex"):
+    # Sums that are not complete have nowhere to be added up where they are rounded once.
+    if rounds_once(problem.dtype):
         return found
     how, lanes = arithmetic_of(isa.name, problem.dtype, "ab"), lanes_of(isa.name, problem.dtype, "none")
     kc = steps_of(isa.name, problem.dtype, how, host) * how.group

@@ -66,15 +66,20 @@ def _sums_go_to(g: Generator, slot, blocks: dict[str, Block]) -> Iterator[None]:
 def _rows_of_slot(g: Generator, slot, blocks: dict[str, Block]) -> View:
     """A slot by the indices of C: it holds the rows and columns that the loops outside of ``pc`` are at."""
     i0, j0 = (blocks[d].start if d in blocks else const(0) for d in "mn")
-    return g.memory.panels("S", slot, origin=(i0, j0))
+    return g.memory.panels("S", slot, origin=(_in_rows(g, i0), j0))
+
+
+def _in_rows(g: Generator, count):
+    """Rows of C, of a count of m: of complex numbers that counts two for each."""
+    return count if g.elements.parts == 1 else emit.tirx.truncdiv(count, const(g.elements.parts))
 
 
 def _add_to_c(g: Generator, blocks: dict[str, Block], start, filled, task) -> None:
     """Slots to C, or into it, by rows; slot after slot, so that memory is read in its order."""
     size = {d: blocks[d].size if d in blocks else g.values[d] for d in "mn"}
     i0, j0 = (blocks[d].start if d in blocks else const(0) for d in "mn")
-    lanes = g.vectors.lanes
-    first, share = g.share(size["m"], task)
+    lanes, parts, i0 = g.vectors.lanes, g.elements.parts, _in_rows(g, i0)
+    first, share = g.share(_in_rows(g, size["m"]), task)
     whole = let("whole", emit.tirx.truncdiv(size["n"], const(lanes)))
     done = let("done", whole * const(lanes))
 
@@ -83,7 +88,7 @@ def _add_to_c(g: Generator, blocks: dict[str, Block], start, filled, task) -> No
 
         def rows(update) -> None:
             with loop("i", share, i0 + first) as i:
-                emit.branch(g.unit_columns, lambda: vectors(i, update), lambda: scattered(i, update))
+                emit.branch(g.unit_columns, lambda: vectors(i, update), lambda: gaps(i, update))
 
         def vectors(i, update) -> None:
             with loop("c", whole) as c:
@@ -99,6 +104,14 @@ def _add_to_c(g: Generator, blocks: dict[str, Block], start, filled, task) -> No
             with loop("j", size["n"], j0) as j:
                 g.c_any.set(update(sums.get(i, j), lambda: g.c_any.get(i, j), lambda scalar: scalar), i, j)
 
+        def scattered_pairs(i, update) -> None:
+            start, count = (emit.tirx.truncdiv(x, const(parts)) for x in (j0, size["n"]))
+            with loop("j", count, start) as j:
+                at = (parts, i, j, const(0))
+                pair = sums.get_vector(parts, i, j * const(parts))
+                g.c_any.set_vector(update(pair, lambda: g.c_any.get_vector(*at), lambda x: emit.T.broadcast(x, parts)), *at)
+
+        gaps = scattered if parts == 1 else scattered_pairs
         update_c(g, start + slot == const(0), rows)
 
 

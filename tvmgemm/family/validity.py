@@ -83,8 +83,6 @@ def _check_parallel(spec: KernelSpec) -> None:
         raise ValueError(f"{asked}: {spec.variant} can share out {', '.join(loops)}{why}")
     if not spec.blocked and spec.parallel == "pc":
         raise ValueError(f"{asked}: without loops over cache blocks tasks can share out ic, jc")
-    if spec.parallel == "pc" and spec.dtype.startswith("complex"):
-        raise ValueError(f"{asked}: the sums of {spec.dtype} are put together on their way to C")
     if spec.parallel == "pc" and rounds_once(spec.dtype):
         raise ValueError(f"{asked}: sums of {spec.dtype} have to be complete before they are rounded to C")
     if spec.step == "basic":

@@ -80,6 +80,7 @@ class Workspace:
         outer, values = generator.variant.outer, generator.values
         outside = [LOOP_DIMENSION[loop] for loop in outer[: outer.index("pc")]]
         rows, columns = (values[d + "c"] if d in outside else values[d] for d in "mn")
+        rows = tirx.truncdiv(rows, const(generator.elements.parts))
         stride = let("S_row", emit.round_up(columns, const(CACHE_LINE // generator.elements.sums.itemsize)))
         self._add("S", rows * stride, (stride, 1), slots)
 

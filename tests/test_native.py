@@ -452,7 +452,7 @@ def test_miss_without_the_gil(native):
     assert native.lib.tg_lookup(native.problem()) != -1
 
 
-@pytest.mark.parametrize("error", [ValueError("no"), MemoryError()])
+@pytest.mark.parametrize("error", [ValueError("no"), MemoryError(), SystemExit(3)])
 def test_exception_in_a_miss_is_logged(native, caplog, capfd, error):
     def on_miss(p):
         raise error

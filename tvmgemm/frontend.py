@@ -33,7 +33,7 @@ _interrupts: list[BaseException] = []
 
 def _handle_escaped(kind, error, traceback) -> int:
     """What the native loop gets when planning raised: decline. What is not about planning is handed on, all else is logged."""
-    if not issubclass(kind, Exception) or _comes_from_a_signal(traceback):
+    if issubclass(kind, KeyboardInterrupt) or _comes_from_a_signal(traceback):
         _interrupts.append(error)
         return _INTERRUPTED  # the native part has it raised once no frame of ours is left to swallow it
     try:

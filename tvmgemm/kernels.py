@@ -134,12 +134,17 @@ def load_from_store(spec: KernelSpec) -> bool:
 
 def _load(spec: KernelSpec, path: str, origin: str, seconds: float) -> str | None:
     """Load the library of ``spec``; None, or why it cannot be loaded."""
+    handle, error = open_library(spec, path)
+    if error is None:
+        loaded[spec] = Kernel(spec, handle, path, origin, seconds)
+    return error
+
+
+def open_library(spec: KernelSpec, path: str) -> tuple[object, str | None]:
+    """The native handle of the kernel in a library; or why there is none."""
     error = ffi.new("char[]", 512)
     handle = lib.tg_kernel_load(os.fsencode(path), spec.symbol.encode(), spec.name.encode(), error, len(error))
-    if not handle:
-        return ffi.string(error).decode("utf-8", "replace")
-    loaded[spec] = Kernel(spec, handle, path, origin, seconds)
-    return None
+    return handle, None if handle else ffi.string(error).decode("utf-8", "replace")
 
 
 def start_build(specs: list[KernelSpec]) -> None:

@@ -8,7 +8,6 @@ of a kernel without one of its fine-grain optimisations. The tuner and the bench
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from .blocking import BlockSizes, blocks_of
 from .boxes import Box
 from .frontend import matmul, numpys_matmul
 from .host import host
+from .kernels import open_library
 from .kernels import store as current_store
 from .problem import DTYPES, OPS
 from .spec import KernelSpec
@@ -125,10 +125,9 @@ def load(
 
 
 def _handle(spec: KernelSpec, path: str):
-    error = ffi.new("char[]", 512)
-    handle = lib.tg_kernel_load(os.fsencode(path), spec.symbol.encode(), spec.name.encode(), error, len(error))
-    if not handle:
-        raise BuildFailed(f"{spec.name} cannot be loaded: {ffi.string(error).decode('utf-8', 'replace')}")
+    handle, error = open_library(spec, path)
+    if error is not None:
+        raise BuildFailed(f"{spec.name} cannot be loaded: {error}")
     return handle
 
 

@@ -183,6 +183,7 @@ def test_dispatch(request, way, monkeypatch):
             with planned(parallel_work=1000, num_threads=2, arithmetic=forced):
                 told = tvmgemm.explain(a, b, dtype=kind)
                 assert told.served and (told.isa == LEVELS[way]) == ours, told
+                assert (told.arithmetic == way) == ours and f", {told.arithmetic}\n" in str(told)
                 with served_by_us("float16" if kind == "f2" else "float16-float32"):
                     c = tvmgemm.matmul(a, b, dtype=kind)
             for x, y, z in zip(a, b, c):

@@ -8,6 +8,7 @@ import numpy as np
 
 from . import dispatch, kernels
 from ._native import ffi, lib
+from .family.arithmetic import arithmetic_of
 from .family.tiles import KERNEL_DTYPES
 from .frontend import matmul
 from .planner import Plan
@@ -24,6 +25,7 @@ class Explanation:
     the kernel was loaded already, ``"disk"`` or ``"built"`` if it came from the store or a build for this call.
     ``inner_calls``: how often NumPy calls the inner loop for the whole product (stacks may need several). ``tuned``: a
     measurement of ``python -m tvmgemm tune`` decided. ``shape``: the m, n, k that the kernel is specialised for.
+    ``arithmetic``: how products are summed, a name of ``family.arithmetic.ARITHMETICS``; None of a specialised kernel.
     """
 
     served: bool
@@ -45,6 +47,7 @@ class Explanation:
     path: str | None = None
     tuned: bool = False
     shape: tuple[int, int, int] | None = None
+    arithmetic: str | None = None
 
     @property
     def _what(self) -> str | None:
@@ -60,7 +63,7 @@ class Explanation:
         if self.served:
             parallel = f"{self.parallel_loop}, {self.threads} tasks" if self.parallel_loop else "none, 1 thread"
             lines += [
-                ("micro-kernel", f"{self.micro_kernel} on {self.isa}"),
+                ("micro-kernel", f"{self.micro_kernel} on {self.isa}" + (f", {self.arithmetic}" if self.arithmetic else "")),
                 ("packing", self.packing),
                 ("block sizes", f"mc={self.mc} nc={self.nc} kc={self.kc}"),
                 ("parallel loop", parallel),
@@ -137,6 +140,7 @@ def _explanation(decided: Plan, kernel, problem: Problem, calls: int, loaded: se
         kc=blocks.kc,
         kernel=spec.name,
         shape=spec.shape,
+        arithmetic=None if spec.shape else arithmetic_of(spec.isa, spec.dtype, spec.packing, spec.arithmetic).name,
         source="memory" if spec in loaded else kernel.origin,
         path=kernel.path,
         tuned=decided.tuned,

@@ -158,6 +158,12 @@ def test_decisions(host, options, m, n, k, more, expected):
     assert spec.tile_sizes in (tiles if spec.blocked else [UNBLOCKED_TILES[spec.isa, spec.dtype]])
 
 
+@pytest.mark.parametrize("k, rows", [(511, 14), (512, 8), (4096, 8)])
+def test_long_rows_of_a_are_few_side_by_side(k, rows):
+    planned = plan(Problem("float32", 4096, 16, k, b_layout="col", c_layout="strided"), HOSTS["desktop"], Options(num_threads=1))
+    assert (planned.spec.mr, planned.spec.nr) == (rows, 16)
+
+
 @pytest.mark.parametrize(
     "host, options, words",
     [

@@ -27,6 +27,7 @@ from tvmgemm.family.arithmetic import arithmetic_of
 from tvmgemm.family.isa import ISAS
 from tvmgemm.family.members import member, unblocked_member
 from tvmgemm.family.tiles import UNBLOCKED_TILES, heights, registers_needed
+from tvmgemm.family.unblocked import WAY, WAYS
 from tvmgemm.family.validity import check
 from tvmgemm.problem import DTYPES
 from tvmgemm.spec import KernelSpec
@@ -80,6 +81,24 @@ def test_every_tile(dtype, isa):
         with planned(BLOCKS, max_isa=isa, num_threads=1, variant=FORCED, packing="ab"):
             assert_same_bits(c.view, tvmgemm.matmul(a.view, b.view))
         assert_close(c.view, a.view, b.view)
+
+
+@every_dtype
+@every_isa
+def test_rows_of_a_that_meet_in_a_set_of_l1(dtype, isa):
+    """Rows a multiple of 4 KiB apart: tiles have fewer of them, and the bits are those of rows that lie side by side."""
+    apart, lanes = WAY // DTYPES[dtype].itemsize, lanes_of(isa, dtype)
+    rows = np.random.default_rng(1).standard_normal((50, apart)).astype(dtype)
+    for n, m in itertools.product((lanes // 2, lanes, 2 * lanes), (WAYS, WAYS + 1, 16, 17, 32, 33, 50)):
+        if n < 2:
+            continue
+        a, b = rows[:m, :70], np.random.default_rng(n).standard_normal((70, n)).astype(dtype)
+        assert a.strides[0] == WAY
+        with planned(BLOCKS, max_isa=isa, num_threads=1), served_by_us(dtype):
+            assert "-unblocked-" in tvmgemm.explain(a, b).kernel
+            c = tvmgemm.matmul(a, b)
+            assert_same_bits(c, tvmgemm.matmul(np.ascontiguousarray(a), b))
+        assert_close(c, a, b)
 
 
 @every_dtype

@@ -40,6 +40,9 @@ SHORT = 256
 #: n up to which reading rows of A in place costs less than packing them.
 FEW_COLUMNS = 768
 
+#: k from which rows of A can be so far apart that all their lines belong to one set of L1.
+LONG_ROWS = 512
+
 #: m up to which the rows that a tall tile leaves over count.
 TINY = 32
 
@@ -160,6 +163,10 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[R
     narrow = Rule(
         Box(n=(0, lanes)), name, in_place, 2, f"C is at most {lanes} wide: one vector of it, many rows"
     )
+    long = replace(
+        narrow, box=narrow.box.clipped("k", LONG_ROWS, math.inf), tile=3,
+        reason=f"C is at most {lanes} wide, k >= {LONG_ROWS}: no more rows of A side by side than a set of L1 has ways",
+    )  # fmt: skip
     tiny = Rule(
         Box(m=(0, TINY), n=(0, lanes)), name, in_place, 3,
         f"C is at most {TINY} x {lanes}: tiles that leave few rows over",
@@ -233,9 +240,9 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[R
     # Measured: a tenth for float64 and A3B2C0, nothing or less for the others.
     thin = [lean, slim] if problem.dtype == "float64" and options.num_threads == 1 else [slim]
     if bare and not plain and problem.dtype in STUDIED:
-        first = [scratch, tiny, narrow, slender]
+        first = [scratch, tiny, long, narrow, slender]
     else:
-        first = [column] if plain else [tiny, narrow, slender]
+        first = [column] if plain else [tiny, long, narrow, slender]
     # Rows of B in registers: of a B in another layout they would be collected from as many lines of cache as they have elements.
     once = [flat] if "B" in TILES[isa.name, problem.dtype] and problem.b_layout == "row" else []
     return [*first, few, *wide, small, *far, *([close] if plain else []), low, shallow, *once, short, *thin, large]

@@ -41,6 +41,10 @@ LINES, LINE = 2, 64
 #: Width of a tile in vectors from which it prefetches: a step of a narrower one has too little to do.
 WIDE = 2
 
+#: Rows of A that a tile reads side by side at most, where their distance is a multiple of a way of L1 (bytes): their lines all
+#: belong to one set, which has so many ways, and more would drive each other out before they are read to their end.
+WAYS, WAY = 8, 4096
+
 #: Bits behind the point of ``Following.rate``.
 _FRACTION = 16
 
@@ -205,7 +209,14 @@ class _Product:
             self._compute(microkernel.Tile(elements, height, nr, i0, j0, const(height), left, registers), masked)
 
         rows = emit.opaque("rows", self.rows)
-        _in_shares("ir", rows if parts == 1 else emit.tirx.truncdiv(rows, const(parts)), most // parts, tile)
+        fewer = (lambda: self._rows_meet, WAYS // parts) if most > WAYS else None
+        _in_shares("ir", rows if parts == 1 else emit.tirx.truncdiv(rows, const(parts)), most // parts, tile, fewer)
+
+    @property
+    def _rows_meet(self):
+        """Condition: the lines of all rows of A, at one step along k, belong to one set of L1."""
+        row = emit.opaque("row", self.g.values["rsa"]) * const(bits(self.g.elements.stored["A"]) // 8 * self.g.elements.parts)
+        return emit.both(self.g.values["csa"] == const(1), emit.tirx.bitwise_and(row, const(WAY - 1)) == const(0))
 
     def _compute(self, tile: microkernel.Tile, masked: bool) -> None:
         """Clear the tile, multiply and add, bring it to C."""
@@ -252,12 +263,24 @@ class _Product:
         return self.g.following.begin(self.q, done, tile.mr * tile.nr)
 
 
-def _in_shares(name: str, extent, most: int, then: Callable[[Any, int], None]) -> None:
+def _if_several(name: str, several, otherwise, shares: Callable[[], Any]):
+    """``shares()`` if there are several, computed only then: small products, which are one share, would notice."""
+    found = variable(f"{name}_shares", otherwise)
+    emit.branch(several, lambda: found.set(shares()))
+    return found.get()
+
+
+def _in_shares(name: str, extent, most: int, then: Callable[[Any, int], None], fewer: tuple[Callable[[], Any], int] | None = None) -> None:
     """Cut ``extent`` up into as few shares as can be of at most ``most``, equal to within 1: ``then(start, size)`` with the
-    size made a constant of the code. (In a short last share FMAs would wait for each other.)"""
+    size made a constant of the code. (In a short last share FMAs would wait for each other.) ``fewer``: what makes a condition, and
+    the most in one of several shares where it holds."""
     several = extent > const(most)
+    shares = emit.ceil_div(extent, const(most))
+    if fewer is not None:
+        condition, at_most = fewer
+        shares = _if_several(name, several, shares, lambda: emit.tirx.Select(condition(), emit.ceil_div(extent, const(at_most)), shares))
     one = emit.minimum(extent, const(1))
-    count = let(f"{name}_count", emit.T.if_then_else(several, emit.ceil_div(extent, const(most)), one))
+    count = let(f"{name}_count", emit.T.if_then_else(several, shares, one))
     size = let(f"{name}_size", emit.T.if_then_else(several, emit.tirx.truncdiv(extent, count), extent))
     larger = let(f"{name}_larger", extent - count * size)
     with loop(name, count) as index:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from ..spec import STEPS, KernelSpec
+from . import placement
 from .arithmetic import MATRIX_REGISTERS, MATRIX_ROWS, arithmetic_of
 from .isa import isa_of
 from .tiles import registers_needed
@@ -25,8 +26,7 @@ class Figure:
         self.tile = {"m": spec.mr, "n": spec.nr, "k": spec.kr}
         self.how = arithmetic_of(spec.isa, spec.dtype, spec.packing, spec.arithmetic)
         self.lanes = self.how.columns(self.isa)
-        packing = "" if spec.packing == "none" or spec.step in ("basic", "blocked") else spec.packing
-        self.packed = {operand: loop for operand, loop in self.variant.packed if operand.lower() in packing}
+        self.packed, self.collects = placement.packed(spec), placement.collects(spec)
         self._lines: list[tuple[str, str]] = []
         self._buffers: list[tuple[str, str, str]] = []
         self._indent = 0
@@ -107,17 +107,6 @@ class Figure:
             self._buffers.append(row)
 
     # ---- what the lines say ----------------------------------------------------------------------------------------
-
-    def private(self, at: str) -> bool:
-        """Whether what is packed in loop ``at`` belongs to one task."""
-        outer = self.variant.outer
-        return bool(self.spec.parallel) and outer.index(at) >= outer.index(self.spec.parallel)
-
-    @property
-    def collects(self) -> bool:
-        """Whether C is packed outside of the loop over blocks of k."""
-        at = self.packed.get("C")
-        return at is not None and self.variant.outer.index(at) < self.variant.outer.index("pc")
 
     def block(self, operand: str) -> str:
         """The current block of an operand: ``A[ic:+mc, pc:+kc]``."""

@@ -24,6 +24,7 @@ from .elements import Elements
 from .emit import const, let, loop
 from .isa import isa_of
 from .packing import Operand
+from .placement import packed
 from .validity import check
 from .variants import LOOP_DIMENSION, OPERAND_DIMENSIONS, PANELS, VARIANTS
 from .views import View, pointer
@@ -70,8 +71,7 @@ class Generator:
         self.vectors = self.elements.sums
         parts = self.elements.parts
         self.tile = {"m": (spec.mr or 1) * parts, "n": (spec.nr or 1) * parts, "k": spec.kr or 1}
-        packing = "" if spec.packing == "none" or spec.step in ("basic", "blocked") else spec.packing
-        self.packed = {operand: at for operand, at in self.variant.packed if operand.lower() in packing}
+        self.packed = packed(spec)
 
     # ---- P3: arguments, workspace ----------------------------------------------------------------------------------
 
@@ -175,11 +175,6 @@ class Generator:
             return kb
         steps = emit.ceil_div(kb, const(self.elements.group))
         return let("steps", emit.round_up(steps, const(MATRIX_ROWS)) if self.elements.arithmetic.matrix else steps)
-
-    def private(self, at: str) -> bool:
-        """A buffer that is packed inside the parallel loop belongs to one task; one packed outside is shared."""
-        outer = self.variant.outer
-        return bool(self.spec.parallel) and outer.index(at) >= outer.index(self.spec.parallel)
 
     @property
     def piece_dimension(self) -> str:

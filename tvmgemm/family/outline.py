@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..spec import STEPS, KernelSpec
-from . import outline_tiles
+from . import outline_tiles, placement
 from .figure import INDEX, Figure
 from .validity import check
 from .variants import LOOP_DIMENSION
@@ -73,7 +73,7 @@ def _add_slots(f: Figure) -> None:
 
 def _pack(f: Figure, operand: str, at: str) -> None:
     """The packing of A or B in loop ``at``."""
-    private = f.private(at)
+    private = placement.private(f.spec, at)
     how = "" if f.spec.step == STEPS[-1] and "vector-packing" not in f.spec.without else "element by element"
     who = "all tasks pack their shares" if f.spec.parallel and not private else ""
     comment = "; ".join(filter(None, (f"panels of {f.panels(operand).split(' of ')[1]}", who, how)))
@@ -90,13 +90,13 @@ def _sums(f: Figure, name: str) -> Iterator[None]:
         f.line("S = 0")
         yield
     elif name == "pc" and collects:
-        f.buffer("Pc", f.panels("C"), f.private(at))
+        f.buffer("Pc", f.panels("C"), placement.private(f.spec, at))
         f.line("S = Cc if pc == 0 else Pc")
         f.line("S = 0")
         yield
         f.line("if pc > 0: Cc += Pc")
     elif name == at:
-        f.buffer("Cc", f.panels("C"), f.private(at))
+        f.buffer("Cc", f.panels("C"), placement.private(f.spec, at))
         if not collects:
             f.line("Cc = 0")
         yield

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 from ..problem import DTYPES
+from . import placement
 from .arithmetic import MATRIX_ROWS, rounds_once
 from .figure import INDEX, Figure
 from .tiles import heights
@@ -132,7 +133,7 @@ def _finish(f: Figure, c: str) -> None:
     if not rounds_once(f.spec.dtype):
         f.bring(c, "T")
         return
-    f.buffer("Sc", "a piece of C, for k > kc only, at most 4 MiB or a block for each task", f.private("pc"))
+    f.buffer("Sc", "a piece of C, for k > kc only, at most 4 MiB or a block for each task", placement.private(f.spec, "pc"))
     f.line(f"if pc > 0: T += Sc[{c[2:-1]}]")
     f.line(f"Sc[{c[2:-1]}] = T", "before the last block of k; then:")
     f.bring(c, "T", every=True)

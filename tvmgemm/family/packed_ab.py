@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from . import emit, matrix_unit
 from .emit import const, let, loop
 from .packing import append_shift, pack_panels
+from .placement import private
 from .variants import PANELS
 from .views import View
 
@@ -54,7 +55,7 @@ def _pack_panels(
             packed = emit.ceil_div(p.size, const(elements.group))
             matrix_unit.fill_chunks(elements, panels, width, first, number, packed, g.steps(p.size))
 
-    if g.spec.parallel and not g.private(at):
+    if g.spec.parallel and not private(g.spec, at):
         with emit.parallel("packer", g.values["tasks"]) as packer:
             fill(*g.share(count, packer))
     else:

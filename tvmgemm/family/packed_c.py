@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from . import emit
+from . import emit, placement
 from .emit import const, let, loop
 from .update import update_c
 from .variants import PANELS
@@ -30,7 +30,7 @@ def partial_sums(g: Generator, name: str, blocks: dict[str, Block], task):
     tasks share out the loop over k, each block has panels of its own (``split_k`` adds them).
     """
     at = g.packed.get("C")
-    collects = g.memory.total_in_panels
+    collects = placement.collects(g.spec)
     if name == "pc" and collects and g.slot is not None:
         g.panels["sums"] = g.memory.panels("S", g.slot)
         _clear(g, blocks)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from . import emit
+from . import emit, placement
 from .emit import const, let, loop
 from .packed_c import add_panels
 from .update import update_c
@@ -44,7 +44,7 @@ def share_out(g: Generator, count, blocks: dict[str, Block], body: Callable[[Any
             with loop("slot", share, first) as slot, _sums_go_to(g, slot, blocks):
                 body(start + slot, task)
         with emit.parallel("reducer", tasks) as task:
-            if g.memory.total_in_panels:
+            if placement.collects(g.spec):
                 _add_to_panels(g, blocks, start, filled, task)
             else:
                 _add_to_c(g, blocks, start, filled, task)
@@ -55,7 +55,7 @@ def _sums_go_to(g: Generator, slot, blocks: dict[str, Block]) -> Iterator[None]:
     """What is brought to C in the meantime goes to a slot as it is."""
     to_c = g.c_any, g.c_rows, g.unit_columns
     g.slot = slot
-    if not g.memory.total_in_panels:
+    if not placement.collects(g.spec):
         g.c_any = g.c_rows = _rows_of_slot(g, slot, blocks)
         g.unit_columns = True
     yield

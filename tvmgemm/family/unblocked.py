@@ -254,7 +254,6 @@ class _Product:
 
         update_c(g, self.p0 == const(0), write)
 
-
     def _prefetches(self, tile: microkernel.Tile) -> Callable[[Any], None] | None:
         """What a step of the tile prefetches of the next product."""
         if self.g.following is None or tile.nr // tile.elements.lanes < WIDE:

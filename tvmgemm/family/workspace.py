@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm import tirx
 
-from . import emit
+from . import emit, placement
 from .arithmetic import MATRIX_ROWS
 from .emit import const, let
 from .packing import slack
@@ -57,7 +57,7 @@ class Workspace:
             if generator.elements.rounds_once:
                 self._add_sums()
         elif spec.step == "optimised":
-            if self.total_in_panels and spec.parallel != "pc":  # the sums of one block of k, apart from all earlier ones
+            if placement.collects(spec) and spec.parallel != "pc":  # the sums of one block of k, apart from all earlier ones
                 self._add_panels("P", "C", generator.packed["C"])
             across, _ = PANELS[variant.resident][variant.resident]
             width = tile[across]
@@ -74,7 +74,7 @@ class Workspace:
         """Memory for the sums of several blocks of k: panels where C collects all sums in such, otherwise rows of C, of the part
         that the loops outside of ``pc`` are at."""
         generator = self._generator
-        if self.total_in_panels:
+        if placement.collects(generator.spec):
             self._add_panels("S", "C", generator.packed["C"], slots)
             return
         outer, values = generator.variant.outer, generator.values
@@ -83,13 +83,6 @@ class Workspace:
         rows = tirx.truncdiv(rows, const(generator.elements.parts))
         stride = let("S_row", emit.round_up(columns, const(CACHE_LINE // generator.elements.sums.itemsize)))
         self._add("S", rows * stride, (stride, 1), slots)
-
-    @property
-    def total_in_panels(self) -> bool:
-        """Whether the packed C collects all blocks of k (it is packed outside the loop over them)."""
-        generator = self._generator
-        outer = generator.variant.outer
-        return "C" in generator.packed and outer.index(generator.packed["C"]) < outer.index("pc")
 
     def _add(self, name: str, size, strides: tuple, copies=None) -> None:
         """``copies``: None for one, or their number, or ``slots``, which computes it from the size of one."""
@@ -125,7 +118,7 @@ class Workspace:
             steps = steps + const(1)
         panels = emit.ceil_div(generator.values[across + "c"], const(width))
         stride = let(name + "_panel", steps * const(width) + const(slack(width, generator.vectors.lanes)))
-        if copies is None and generator.private(at):
+        if copies is None and placement.private(generator.spec, at):
             copies = self._per_task
         strides = (stride, const(width), 1)
         if (how := generator.elements.arithmetic).matrix:  # (panel, plane, step, column) or (panel, plane, chunk, row, step)

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from . import emit, microkernel, side_by_side
+from . import emit, microkernel, pairs, side_by_side
 from .arithmetic import bits
 from .elements import Elements
 from .emit import const, let, loop
@@ -193,7 +193,16 @@ class _Product:
         widest = self.g.tile["n"] // lanes
         _in_shares("jr", whole, widest, lambda first, width: self._tiles(elements, first * const(lanes), width, masks))
         narrow = elements.in_lanes(lanes // 2) if masks else elements
-        emit.branch(rest < self.columns, lambda: self._tiles(narrow, rest, 1, True))
+        emit.branch(rest < self.columns, lambda: self._few_columns(narrow, rest))
+
+    def _few_columns(self, elements: Elements, column) -> None:
+        """The last column of tiles, a vector wide at most: as many rows as can be in pairs, the others one by one."""
+        if not pairs.exist(self.g):
+            self._tiles(elements, column, 1, True)
+            return
+        done = pairs.rows_in_pairs(self.g, self.rows, self.columns - column, self.kb)
+        emit.branch(done > const(0), lambda: pairs.product(self, column, done))
+        replace(self, i0=emit.opaque("from_row", self.i0 + done), rows=emit.opaque("rows_left", self.rows - done))._tiles(elements, column, 1, True)
 
     def _tiles(self, elements: Elements, column, width: int, masked: bool) -> None:
         """The loop ir, over the tiles of one column of tiles, ``width`` vectors wide; ``masked``: the last may not be full."""

@@ -80,7 +80,10 @@ def _shares(rule: Rule, isa: Isa, problem: Problem, host: Host) -> list[Rule]:
         return [columns, rows]
     if rule.tile is None:
         low = replace(rule, box=rule.box.clipped("m", 0, FLAT))  # B is most of what is read, and should be read once
-        found = [at_least(low, "n", tasks * nr, "jc", "columns"), rows, columns]
+        first = at_least(low, "n", tasks * nr, "jc", "columns")
+        if rule.packing == "b":  # a copy of its own for each task that shares rows, so each should have enough of them
+            first = at_least(rule, "m", tasks * FLAT, "ic", "rows")
+        found = [first, columns, rows] if rule.packing == "b" else [first, rows, columns]
     else:
         found = [at_least(rule, "m", TALL * tasks * mr, "ic", "rows")] if variant.outer[0] == "ic" else []
         found.append(at_least(rule, "mn", float(tasks * mr * nr), variant.outer[-1], "tiles"))

@@ -177,12 +177,12 @@ def unblocked(f: Figure) -> None:
     sizes = [f"{rows}x{width * f.lanes}" for width, rows in heights(f.tile["m"], vectors).items()]
     what = {"ic": "m", "jc": "n"}.get(f.spec.parallel)
     b = "B"
-    if f.spec.packing != "none":
-        b = "Bc"
-        f.buffer("Bc", "k x n, in rows that an odd number of vectors lies apart", False)
-        f.line("Bc = B", "packed" + (", by all tasks together" if what else ""))
     if what:
         f.line(f"{what} = this task's share of {what}", "parallel")
+    if f.spec.packing != "none":
+        b = "Bc"
+        f.buffer("Bc", "k x n, in rows that an odd number of vectors lies apart", private=what == "m")
+        f.line("Bc = B", "packed" + (": this task's columns" if what == "n" else ""))
     with f.loop("pc", "k", "kc"):
         wide = f.under("for jr, nr in tiles of n:", f"of equal width; tiles are at most {', '.join(sizes)}")
         high = f.under("for ir, mr in tiles of m:", "of equal height; code for every mr and nr")

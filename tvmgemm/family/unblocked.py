@@ -111,47 +111,45 @@ def _packed_row(g: Generator):
 
 
 def scratch(g: Generator):
-    """Elements of a packed B."""
-    return g.values["k"] * _packed_row(g)
+    """Elements of a packed B; of one for each task, where tasks share rows."""
+    size = g.values["k"] * _packed_row(g)
+    return size * g.values["tasks"] if g.spec.parallel == "ic" else size
 
 
-def _rows_of_b(g: Generator) -> View:
-    """B with contiguous rows: as it is, or the copy in ``work`` that the tasks make together."""
+def _rows_of_b(g: Generator, task, first, number) -> View:
+    """B with contiguous rows: as it is, or a copy in ``work`` of ``number`` vectors of columns from ``first`` on.
+
+    A task copies what it reads: all of B, or its own columns. (Had tasks to meet when each has copied a part, the cores would
+    then fetch the parts from each other, which takes longer.)
+    """
     if g.spec.packing == "none":
         return g.sources["B"].unit_e
     lanes, row = g.vectors.lanes, let("packed_row", _packed_row(g))
-    panels = View("Bc", g.pointers["work"], g.elements.panels.dtype, (lanes, row, 1))
-    count = let("vectors", emit.ceil_div(g.values["n"], const(lanes)))
-
-    def pack(first, number) -> None:
-        pack_panels(
-            g.elements, g.isa, panels, g.sources["B"],
-            width=lanes, first=first, e0=const(0), extent=g.values["n"], count=number, p0=const(0), kb=g.values["k"],
-        )  # fmt: skip
-
-    if g.spec.parallel:
-        with emit.parallel("packer", g.values["tasks"]) as packer:
-            pack(*g.share(count, packer))
-    else:
-        pack(const(0), count)
-    return View("Bc_rows", g.pointers["work"], g.elements.panels.dtype, (row, 1))
+    own = None if task is None or g.spec.parallel != "ic" else task * (g.values["k"] * row)
+    pack_panels(
+        g.elements, g.isa, View("Bc", g.pointers["work"], g.elements.panels.dtype, (lanes, row, 1), own), g.sources["B"],
+        width=lanes, first=first, e0=const(0), extent=g.values["n"], count=number, p0=const(0), kb=g.values["k"],
+    )  # fmt: skip
+    return View("Bc_rows", g.pointers["work"], g.elements.panels.dtype, (row, 1), own)
 
 
 def product(g: Generator, q) -> None:
     """C = A.B (or alpha.A.B + beta.C), the q-th of a stack, each task its share of the rows or of the vectors of columns."""
-    m, n = g.values["m"], g.values["n"]
-    g.rows_of_b = _rows_of_b(g)
+    m, n, lanes = g.values["m"], g.values["n"], const(g.vectors.lanes)
+    vectors = let("vectors", emit.ceil_div(n, lanes))
     if not g.spec.parallel:
+        g.rows_of_b = _rows_of_b(g, None, const(0), vectors)
         _blocks_of_k(g, q, const(0), m, const(0), n)
         return
     with emit.parallel("task", g.values["tasks"]) as task:
         if g.spec.parallel == "ic":
             parts = const(g.elements.parts)
             first, share = g.share(emit.tirx.truncdiv(m, parts), task)
+            g.rows_of_b = _rows_of_b(g, task, const(0), vectors)
             _blocks_of_k(g, q, first * parts, share * parts, const(0), n)
         else:
-            lanes = const(g.vectors.lanes)
-            first, share = g.share(emit.ceil_div(n, lanes), task)
+            first, share = g.share(vectors, task)
+            g.rows_of_b = _rows_of_b(g, task, first, share)
             start = let("start", first * lanes)
             _blocks_of_k(g, q, const(0), m, start, let("own", emit.minimum(share * lanes, n - start)))
 

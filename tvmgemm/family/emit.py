@@ -108,6 +108,11 @@ def both(left, right):
     return tirx.And(left, right)
 
 
+def either(left, right):
+    """Logical or of two conditions."""
+    return tirx.Or(left, right)
+
+
 def minimum(a, b):
     """The smaller of two indices."""
     return T.min(a, b)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from . import ahead, emit, halves, matrix_unit, microkernel, triangle
+from . import ahead, emit, gapped, halves, matrix_unit, microkernel, triangle
 from .arithmetic import MATRIX_ROWS
 from .emit import const, let, loop
 from .update import update_c
@@ -121,7 +121,9 @@ def _bring_back(g: Generator, tile: microkernel.Tile, along: Block, task) -> Non
     scratch = g.memory.panels("Cs", task)
 
     def bring(update) -> None:
-        microkernel.write_back(tile, g.c_any, g.c_rows, g.unit_columns, scratch, update)
+        microkernel.write_back(
+            tile, g.c_any, g.c_rows, g.unit_columns, g.values["csc"], gapped.stored_steps(g.isa), scratch, update
+        )
 
     if g.elements.rounds_once:
         _sum_blocks(g, tile, along, task, lambda: update_c(g, True, bring))

@@ -7,11 +7,12 @@ step is one element of a panel: several k where panels hold groups.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import emit
+from . import emit, gapped
 from .ahead import in_stretches
 from .elements import Elements
 from .emit import const, let, loop
@@ -144,9 +145,10 @@ def multiply_add(
 
 
 def write_back(
-    tile: Tile, c_any: View, c_unit: View, unit_columns, scratch: View, update: Callable
+    tile: Tile, c_any: View, c_unit: View, unit_columns, column_stride, vectorised: tuple[int, ...], scratch: View, update: Callable
 ) -> None:
-    """Bring the tile to C: whole vectors inside the matrix, masked ones at its edge, one by one if C has gaps.
+    """Bring the tile to C: whole vectors inside the matrix, masked ones at its edge; if C has gaps, by way of ``scratch``, in
+    vectors if its ``column_stride`` is one of ``vectorised``, else one by one.
 
     ``update(accumulated, load, splat)`` is the new value of C from the accumulated one; it calls ``load()`` only
     where it needs the old one. ``c_unit`` views C with unit column stride, which ``unit_columns`` says it has;
@@ -181,10 +183,28 @@ def write_back(
         for i in range(tile.mr):
             for c in tile.chunks():
                 scratch.set_vector(tile.registers[i, c].get(), vectors.lanes, const(i), const(c))
-        rows = emit.minimum(tile.rows, const(tile.mr))
-        with loop("i", rows) as i, loop("j", emit.minimum(tile.columns, const(tile.nr))) as j:
-            at = (tile.i0 + i, tile.j0 + j)
-            c_any.set(update(scratch.get(i, j), lambda: c_any.get(*at), lambda scalar: scalar), *at)
+        wide = let("wide", emit.minimum(tile.columns, const(tile.nr)))
+        done = const(0)
+        if vectorised:
+            whole = emit.tirx.truncdiv(wide, const(vectors.lanes))
+            fits = functools.reduce(emit.either, [column_stride == const(step) for step in vectorised])
+            count = let("vectors", emit.T.if_then_else(fits, whole, const(0)))
+            done = let("done", count * const(vectors.lanes))
+        with loop("i", emit.minimum(tile.rows, const(tile.mr))) as i:
+            for step in vectorised:
+                emit.branch(column_stride == const(step), lambda: spread(i, count, step))  # noqa: B023
+            with loop("j", wide - done, done) as j:
+                at = (tile.i0 + i, tile.j0 + j)
+                c_any.set(update(scratch.get(i, j), lambda: c_any.get(*at), lambda scalar: scalar), *at)
+
+    def spread(i, count, step: int) -> None:
+        with loop("v", count) as v:
+            j = let("j", v * const(vectors.lanes))
+            value = scratch.get_vector(vectors.lanes, i, j)
+            gapped.update(
+                tile.elements.c, c_any.in_line(), (tile.i0 + i, tile.j0 + j), step,
+                lambda old: update(value, old, vectors.splat), tile.elements.outside("C"),
+            )  # fmt: skip
 
     def scattered_pairs() -> None:
         rows(lambda i: [scratch.set_vector(tile.sum(i, c), vectors.lanes, const(i), const(c)) for c in tile.chunks()])

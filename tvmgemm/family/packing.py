@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from . import emit
+from . import emit, gapped
 from .elements import Elements
 from .emit import const, let, loop
 from .isa import Isa
@@ -69,19 +70,15 @@ def pack_panels(
         base = let("base", e0 + panel * const(width))
         valid = let("valid", extent - panel * const(width))
         job = _Panel(elements, isa, panels, operand, width, panel, base, valid, p0, kb, zero_padded)
-        if not vectorised:
-            job.gather()
+        if vectorised:
+            job.fill()
         else:
-            emit.branch(
-                operand.stride_e == const(1),
-                job.copy,
-                lambda: emit.branch(operand.stride_k == const(1), job.transpose, job.gather),
-            )
+            job.gather()
 
 
 @dataclass(frozen=True)
 class _Panel:
-    """One micro-panel and the three ways to fill it."""
+    """One micro-panel and the ways to fill it."""
 
     elements: Elements
     isa: Isa
@@ -110,6 +107,19 @@ class _Panel:
         """Numbers that an element is."""
         return self.elements.parts
 
+    def fill(self) -> None:
+        """By vectors, if a stride is one of those that vectors are made for."""
+        ways = [(self.operand.stride_e == const(1), self.copy), (self.operand.stride_k == const(1), self.transpose)]
+        if self.elements.group == 1:
+            ways += [(self.operand.stride_e == const(step), partial(self.copy, step)) for step in gapped.STEPS]
+        self._first_of(ways)
+
+    def _first_of(self, ways: list) -> None:
+        if ways:
+            emit.branch(*ways[0], lambda: self._first_of(ways[1:]))
+        else:
+            self.gather()
+
     def gather(self, start=None) -> None:
         """Element by element, for operands with no unit stride and for the rest of the other ways: from step ``start``."""
         start = const(0) if start is None else start
@@ -137,13 +147,13 @@ class _Panel:
             return value
         return emit.tirx.Select(e < self.valid, value, splat(self.elements.panels.scalar(0.0)))
 
-    def copy(self) -> None:
-        """The operand's own dimension has unit stride: rows of the panel are contiguous in the source."""
-        partial = self._copy_masked if self.isa.masks else self.gather
-        if self.width % self.lanes and self.isa.masks:
-            partial()
+    def copy(self, step: int = 1) -> None:
+        """The operand's own dimension has this stride: rows of the panel lie close together in the source."""
+        rest = self._copy_masked if self.isa.masks and step == 1 else self.gather
+        if self.width % self.lanes and self.isa.masks and step == 1:
+            rest()
         else:
-            emit.branch(self.valid >= const(self.width), self._copy_full, partial)
+            emit.branch(self.valid >= const(self.width), lambda: self._copy_full(step), rest)
 
     @contextmanager
     def _whole_steps(self):
@@ -160,16 +170,30 @@ class _Panel:
         name, group = self.operand.name, self.elements.group
         return self.elements.grouped([self.elements.element(name, load(q), lanes) for q in range(group)], lanes)
 
-    def _copy_full(self) -> None:
+    def _copy_full(self, step: int) -> None:
         lanes, source = self.lanes, self.operand.unit_e
         whole = self.width // lanes * lanes
+
+        def vector(k, c: int):
+            if step == 1:
+                return source.get_vector(lanes, k, self.base + const(c))
+            return gapped.load(lambda offset, count: self._line(k, c, offset, count), lanes, step, self.parts)
+
+        def single(k, e: int):
+            return source.get(k, self.base + const(e)) if step == 1 else self._line(k, e, 0, 1)
+
         with self._whole_steps() as (p, k):
             for c in range(0, whole, lanes):
-                value = self._joined(lanes, lambda q: source.get_vector(lanes, k + const(q), self.base + const(c)))
-                self.panels.set_vector(value, lanes, self.panel, p, const(c))
+                self.panels.set_vector(self._joined(lanes, lambda q: vector(k + const(q), c)), lanes, self.panel, p, const(c))
             for e in range(whole, self.width):
-                value = self._joined(1, lambda q: source.get(k + const(q), self.base + const(e)))
-                self.panels.set(value, self.panel, p, const(e))
+                self.panels.set(self._joined(1, lambda q: single(k + const(q), e)), self.panel, p, const(e))
+
+    def _line(self, k, number: int, offset: int, count: int):
+        """``count`` numbers as they lie in memory, from ``offset`` behind that number of the panel at index k on."""
+        element, part = divmod(number, self.parts)
+        line = self.operand.any if self.parts > 1 else self.operand.any.in_line()
+        at = (emit.tirx.truncdiv(self.base, const(self.parts)) + const(element), k, const(part + offset))
+        return line.get_vector(count, *at) if count > 1 else line.get(*at)
 
     def _copy_masked(self) -> None:
         lanes, source = self.lanes, self.operand.unit_e

@@ -53,6 +53,12 @@ class View:
         """Elements from one index at that position to the next."""
         return self._strides[position]
 
+    def in_line(self) -> View:
+        """The same memory with one more index, the last: elements from there on."""
+        view = copy(self)
+        view._strides = (*self._strides, 1)
+        return view
+
     def sliced(self, position: int, index) -> View:
         """The part of the memory where the index at that position is fixed, without that index."""
         view = copy(self)

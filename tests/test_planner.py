@@ -104,6 +104,7 @@ DECISIONS = [
     ("desktop",   {"num_threads": 2},   2000,  2000, 16,   {},                     (V4, "A3B2C0", "none", "ic", 2)),
     ("desktop",   {"num_threads": 1},   2000,  2000, 17,   {},                     (V4, "A3B2C0", "ab", "", 1)),
     ("desktop",   {"num_threads": 1},   2000,  4000, 8,    {"b_layout": COL},      (V4, "A3B2C0", "ab", "", 1)),
+    ("desktop",   {"num_threads": 1},   300,   1000,  2,   {},                     (V4, GOTO, "none", "", 1)),
     ("desktop",   {"num_threads": 1},   100,   20000, 4,   {},                     (V4, "A3B2C0", "none", "", 1)),
     ("desktop",   {"num_threads": 1},   40,    100000, 3,  {},                     (V4, "A3B2C0", "none", "", 1)),
     ("desktop",   {"num_threads": 1},   40,    10000, 3,   {},                     (V4, GOTO, "none", "", 1)),

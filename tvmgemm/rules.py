@@ -196,7 +196,12 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[R
     mr = tiles[0][0]
     film = Box(n=(held + 1, math.inf), k=(0, FILM))
     bare_c = f"k <= {FILM}: C is nearly all of the traffic; nothing is packed, rows of tiles are written in turn"
+    near_c = int(2.5 * kc * columns)  # L2 holds so much of it that the order in which it is written does not matter
     films = [
+        Rule(
+            film.clipped("m", FLAT + 1, math.inf).clipped("mn", 0.0, near_c), name, "none", None,
+            f"k <= {FILM} and a C of at most {near_c} elements: tiles with no loops around them",
+        ),
         Rule(film.clipped("m", SHORT + 1, math.inf), "A3B2C0", "none", 2, bare_c),
         Rule(film.clipped("m", FLAT + 1, SHORT), "A3B2C0", "none", 1, f"m <= {SHORT} and {bare_c}"),
         Rule(

@@ -9,8 +9,8 @@ from cffi import FFI
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), os.pardir, os.pardir))
 FOLDER = os.path.join("tvmgemm", "native")   # setuptools wants paths relative to setup.py
-SOURCES = ("call.c", "cpu.c", "kernels.c", "loops.c", "mixed.c", "plans.c", "pool.c", "scratch.c", "ufunc.c")
-HEADERS = ("tvmgemm.h", "fpstate.h", "native.h", "numpy_api.h")
+SOURCES = ("call.c", "cpu.c", "kernels.c", "loops.c", "mixed.c", "plans.c", "pool.c", "scratch.c", "sleepers.c", "ufunc.c")
+HEADERS = ("tvmgemm.h", "fpstate.h", "native.h", "numpy_api.h", "sleepers.h")
 
 
 def declarations() -> str:

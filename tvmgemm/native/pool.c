@@ -8,20 +8,17 @@
  * that task is counted in `done`, so nobody reads a job's fields without a claim on it, and a late worker
  * does no harm. */
 #ifdef __linux__
-#define _GNU_SOURCE                   /* pthread_setname_np */
+#define _GNU_SOURCE                   /* pthread_setname_np, and what sleepers.h needs */
 #endif
 #include <pthread.h>
-#ifdef __linux__
-#include <sched.h>
-#endif
 #include <signal.h>
 #include <stdatomic.h>
 #include <time.h>
 #include "native.h"
 #include "fpstate.h"
+#include "sleepers.h"
 
 #define MAX_THREADS 512
-#define FEW_WORKERS 7
 #define SPIN_NS 100000                /* then sleep. The loops of one product, and of most next ones, follow sooner */
 #define SPINS_PER_CLOCK 64            /* looks at the state between two looks at the clock */
 
@@ -32,14 +29,7 @@ static struct {
     atomic_int threads;               /* wanted, caller included */
     int workers;                      /* running; under `busy` */
     bool short_of_threads;            /* the system refused one: don't ask at every launch */
-    struct {
-        pthread_t id;
-        int cpu;                      /* where it sleeps, else -1; under `lock`, like all that follows */
-        bool moved;                   /* it was kept off its caller's CPU, and has to take back: */
-#ifdef __linux__
-        cpu_set_t affinity;
-#endif
-    } worker[MAX_THREADS];
+    tg_sleeper worker[MAX_THREADS];   /* all but its id under `lock` */
     /* the job: written under `busy` before `unclaimed` makes it visible */
     tg_task_fn task;
     void *closure;
@@ -123,60 +113,17 @@ static bool work_or_stop(void)
         || atomic_load_explicit(&pool.stop, memory_order_acquire);
 }
 
-static int current_cpu(void)
-{
-#ifdef __linux__
-    return sched_getcpu();
-#else
-    return -1;
-#endif
-}
-
-/* Linux wakes a thread where it fell asleep or where its waker is. If that is its caller's CPU, it waits there until the
- * scheduler parts them, for milliseconds or longer (measured: products at half speed while another CPU was idle). A
- * sleeper that may not run there wakes elsewhere at once. In a large pool few are woken on that CPU, and asking for all
- * would take long. Under `lock`. */
-static void keep_off_callers_cpu(void)
-{
-#ifdef __linux__
-    int cpu = current_cpu();
-    for (int i = 0; i < pool.workers && cpu >= 0; i++) {
-        cpu_set_t others;
-        if (pool.worker[i].cpu < 0 || (pool.workers > FEW_WORKERS && pool.worker[i].cpu != cpu && !pool.worker[i].moved))
-            continue;
-        if (!pool.worker[i].moved
-            && pthread_getaffinity_np(pool.worker[i].id, sizeof others, &pool.worker[i].affinity) != 0)
-            continue;
-        others = pool.worker[i].affinity;
-        CPU_CLR(cpu, &others);
-        if (CPU_COUNT(&others) && pthread_setaffinity_np(pool.worker[i].id, sizeof others, &others) == 0)
-            pool.worker[i].moved = true;
-    }
-#endif
-}
-
-/* Under `lock`. */
-static void take_affinity_back(int self)
-{
-#ifdef __linux__
-    if (pool.worker[self].moved)
-        pthread_setaffinity_np(pthread_self(), sizeof pool.worker[self].affinity, &pool.worker[self].affinity);
-#endif
-    pool.worker[self].moved = false;
-}
-
 static void wait_for_work(int self)
 {
     if (spin_until(work_or_stop))
         return;
     pthread_mutex_lock(&pool.lock);
-    pool.worker[self].cpu = current_cpu();
+    tg_falls_asleep(&pool.worker[self]);
     atomic_fetch_add(&pool.sleepers, 1);   /* seq_cst against `unclaimed`: see launch_on_pool */
     if (atomic_load(&pool.unclaimed) <= 0 && !atomic_load(&pool.stop))
         pthread_cond_wait(&pool.wake, &pool.lock);  /* not again if it comes too late: the next job is near */
     atomic_fetch_sub(&pool.sleepers, 1);
-    pool.worker[self].cpu = -1;
-    take_affinity_back(self);
+    tg_woke_up(&pool.worker[self]);
     pthread_mutex_unlock(&pool.lock);
 }
 
@@ -255,7 +202,7 @@ static void wake_workers(int wanted)
     if (!sleepers)
         return;
     pthread_mutex_lock(&pool.lock);       /* whoever counted itself as asleep waits by now */
-    keep_off_callers_cpu();
+    tg_keep_off_callers_cpu(pool.worker, pool.workers);
     pthread_mutex_unlock(&pool.lock);     /* before they wake, or they would wait for it */
     if (wanted >= sleepers)
         pthread_cond_broadcast(&pool.wake);

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 #: m.n.k up to which a kernel for one shape alone is faster than those for all; beyond, the FMAs are most of the time.
 SHAPE_WORK = 12**3
 
+#: The same of integers: 64-bit ones of 16x16x4 are slower so.
+SHAPE_WORK_OF_INTEGERS = 8**3
+
 #: Products of a small shape after which a kernel for it alone is built. One saves some 10 ns of each; building takes a second
 #: of another core, in the background, once for all processes to come: with 5 ms saved if it had been there, 200 such programs pay
 #: for it, and one that goes on for a second does so by itself.
@@ -116,7 +119,8 @@ def plan(
 def shape_spec(problem: Problem, host: Host, options: Options) -> KernelSpec | None:
     """The kernel for the problem's shape alone; None if there can be none, if it would gain nothing, or if the options
     force another."""
-    if problem.work > SHAPE_WORK or forced(options) or options.specialise == "off" or problem.op != "matmul":
+    most = SHAPE_WORK if problem.dtype in BLAS else SHAPE_WORK_OF_INTEGERS
+    if problem.work > most or forced(options) or options.specialise == "off" or problem.op != "matmul":
         return None
     isa = host.isa(options.max_isa, problem.dtype)
     if isa is None:

@@ -62,6 +62,9 @@ FEW = 8
 #: The same where packed kernels multiply groups; for each plane that they pack.
 FEW_GROUPED = 4
 
+#: And the same where a kernel that reads them in place has to widen elements to 32 bits.
+FEW_WIDENED = 3
+
 DEFAULT_VARIANT = "B3A2C0"
 
 #: The dtypes that NumPy hands to its BLAS; for all others it has a scalar loop.
@@ -269,7 +272,9 @@ def _choices_without_peer(problem: Problem, isa: Isa, host: Host, options: Optio
         how = arithmetic_of(isa.name, problem.dtype, "ab")
         kc = steps_of(isa.name, problem.dtype, how, host)
         if how.group > 1:  # packed kernels multiply several times as fast
-            few, boxes = FEW_GROUPED * how.planes, {f"m.n.k <= {GROUPED_WORK}": Box(n=(0, widest), k=(0, kc), work=(0, GROUPED_WORK))}
+            row = DTYPES[problem.dtype]
+            few = (FEW_WIDENED if row.c.startswith(("int", "uint")) and row.a_size < row.c_size else FEW_GROUPED) * how.planes
+            boxes = {f"m.n.k <= {GROUPED_WORK}": Box(n=(0, widest), k=(0, kc), work=(0, GROUPED_WORK))}
         else:
             few, boxes = FEW, {f"at most {SHALLOW} x {widest}": Box(m=(0, SHALLOW), n=(0, widest), k=(0, kc))}
         used = f"m <= {few}, each element of B is used so often"

@@ -188,7 +188,8 @@ def test_the_loops_are_those_that_the_generator_emits(variant, packed):
     kernel = codegen.script(spec).split("_workspace(")[0]
     names = {*variant.outer, *variant.inner, {"m": "s", "n": "s", "k": "p"}[variant.stream]}
     # "p" is also the step of packings, which have finished where the loops over tiles begin.
-    emitted = [name for name in re.findall(r"for (\w+) in", kernel) if name in names]
+    loops = re.findall(r"for ([\w, ]+) in", kernel)  # two with nothing between them are written as one, of two names
+    emitted = [name for each in loops for name in each.split(", ") if name in names]
     first = {name: emitted.index(name) for name in (*variant.outer, *variant.inner)}
     assert sorted(first, key=first.__getitem__) == [*variant.outer, *variant.inner]
     assert set(emitted[first[variant.inner[1]] :]) & {"s", "p"}

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 def multiply(g: Generator, blocks: dict[str, Block], task) -> None:
     """Every micro-tile of A (or B): load it, then add its product with each column of B (row of A) to one of C."""
     across, _ = PANELS[g.variant.resident][g.variant.resident]
-    outer, inner = (LOOP_DIMENSION[name] for name in g.variant.inner)
-    count = {LOOP_DIMENSION[name]: g.count_tiles(name, blocks) for name in g.variant.inner}
-    with loop(outer, count[outer]) as x, loop(inner, count[inner]) as y:
+    loops = g.variant.inner
+    outer, inner = (LOOP_DIMENSION[name] for name in loops)
+    count = {LOOP_DIMENSION[name]: g.count_tiles(name, blocks) for name in loops}
+    with loop(loops[0], count[outer]) as x, loop(loops[1], count[inner]) as y:
         last = y + const(1) == count[inner]
         following = {outer: emit.tirx.Select(last, x + const(1), x), inner: emit.tirx.Select(last, const(0), y + const(1))}
         _ResidentTile(g, blocks, across, {outer: x, inner: y}, following, task).multiply()

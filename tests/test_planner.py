@@ -398,7 +398,7 @@ def test_a_dtype_without_kernels_is_declined_everywhere_at_once(monkeypatch):
 
 def test_few_rows_of_several_blocks_of_k_are_read_in_place():
     """Packing for one row of tiles costs more than it saves, but what is rounded once needs memory for its sums."""
-    for m, n, tile in ((1, 1, (8, 16)), (4, 30, (8, 32)), (8, 500, (8, 48))):
+    for m, n, tile in ((1, 1, (1, 48)), (2, 9, (8, 16)), (4, 30, (8, 32)), (8, 500, (8, 48))):
         spec = plan(Problem("float16", m, n, 1000), HOSTS["server"], Options(num_threads=1)).spec
         assert (spec.packing, spec.blocked, (spec.mr, spec.nr)) == ("none", True, tile)
     assert plan(Problem("float16", 9, 500, 1000), HOSTS["server"], Options(num_threads=1)).spec.packing == "ab"

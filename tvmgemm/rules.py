@@ -283,7 +283,8 @@ def _choices_without_peer(problem: Problem, isa: Isa, host: Host, options: Optio
         if not rounds_once(problem.dtype):
             return [*bare, packed]
         why = f"m <= {few} and k > {kc}: blocks of k, read in place"  # sums of several have to wait somewhere
-        long = [Rule(Box(m=(0, few), n=(0, wide), k=(kc + 1, math.inf)), name, "none", tile, why) for tile, wide in ((3, lanes), (4, 2 * lanes), (1, math.inf))]
+        tiles = [(5, 1, math.inf), (3, few, lanes), (4, few, 2 * lanes), (1, few, math.inf)]
+        long = [Rule(Box(m=(0, high), n=(0, wide), k=(kc + 1, math.inf)), name, "none", tile, why) for tile, high, wide in tiles]
         return [*bare, *long, packed]
     in_place = [
         Rule(Box(m=(0, TINY), n=(0, lanes), k=(0, SHALLOW)), name, "none", 3, f"at most {TINY} x {lanes}, read in place"),

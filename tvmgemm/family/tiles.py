@@ -41,26 +41,26 @@ TILES: dict[tuple[str, str], dict[str, tuple[tuple[int, int], ...]]] = {
 # fmt: on
 
 # fmt: off
-#: For the other dtypes, in rows and vectors of accumulators: as many columns as those have lanes. An integer multiply-add of
+#: For the other dtypes, in rows and vectors of accumulators: as many columns as those have lanes, and a sixth for one row. An integer multiply-add of
 #: two instructions takes a register more than an FMA.
 _SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
-    #                  packed, in place, narrow, tiny,  slender
-    "x86-64-v2":      ((5, 2), (5, 2), (12, 1), (8, 1), (5, 2)),
-    "x86-64-v3":      ((6, 2), (4, 2), (11, 1), (8, 1), (4, 2)),   # in place, bytes take more addresses than there are for 5 and 12
-    "x86-64-v3-vnni": ((6, 2), (4, 2), (11, 1), (8, 1), (4, 2)),
-    "x86-64-v4":      ((8, 3), (8, 3), (14, 1), (8, 1), (8, 2)),
-    "x86-64-v4-vnni": ((8, 3), (8, 3), (14, 1), (8, 1), (8, 2)),
-    "x86-64-v4-bf16": ((8, 3), (8, 3), (14, 1), (8, 1), (8, 2)),
-    "x86-64-v4-amx":  ((8, 3), (8, 3), (14, 1), (8, 1), (8, 2)),   # but packed: 2 x 2 registers of a matrix unit
-    "armv8-neon":     ((8, 3), (8, 2), (16, 1), (8, 1), (8, 2)),
-    "armv8-dotprod":  ((8, 3), (8, 2), (16, 1), (8, 1), (8, 2)),
+    #                  packed, in place, narrow, tiny,  slender, one row
+    "x86-64-v2":      ((5, 2), (5, 2), (12, 1), (8, 1), (5, 2), (1, 2)),
+    "x86-64-v3":      ((6, 2), (4, 2), (11, 1), (8, 1), (4, 2), (1, 3)),   # in place, bytes take more addresses than there are for 5 and 12
+    "x86-64-v3-vnni": ((6, 2), (4, 2), (11, 1), (8, 1), (4, 2), (1, 3)),
+    "x86-64-v4":      ((8, 3), (8, 3), (14, 1), (8, 1), (8, 2), (1, 3)),
+    "x86-64-v4-vnni": ((8, 3), (8, 3), (14, 1), (8, 1), (8, 2), (1, 3)),
+    "x86-64-v4-bf16": ((8, 3), (8, 3), (14, 1), (8, 1), (8, 2), (1, 3)),
+    "x86-64-v4-amx":  ((8, 3), (8, 3), (14, 1), (8, 1), (8, 2), (1, 3)),   # but packed: 2 x 2 registers of a matrix unit
+    "armv8-neon":     ((8, 3), (8, 2), (16, 1), (8, 1), (8, 2), (1, 3)),
+    "armv8-dotprod":  ((8, 3), (8, 2), (16, 1), (8, 1), (8, 2), (1, 3)),
 }
 # fmt: on
 
 
 def _tiles(isa: str, dtype: str) -> dict[str, tuple[tuple[int, int], ...]]:
     """The tiles of ``_SHAPES`` in elements."""
-    packings = ("ab", "none", "none", "none", "none")
+    packings = ("ab", *("none",) * (len(_SHAPES[isa]) - 1))
     lanes = [lanes_of(isa, dtype, packing) for packing in packings]
     tiles = [(rows, vectors * each) for (rows, vectors), each in zip(_SHAPES[isa], lanes)]
     if arithmetic_of(isa, dtype, "ab").matrix:

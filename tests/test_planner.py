@@ -405,6 +405,13 @@ def test_few_rows_of_several_blocks_of_k_are_read_in_place():
     assert not plan(Problem("int32", 1, 1, 1000), HOSTS["server"], Options(num_threads=1)).spec.blocked
 
 
+def test_a_brief_sum_is_not_packed_for():
+    for dtype in ("int64", "int32", "float16"):
+        for (m, n, k), bare in (((100_000, 8, 16), True), ((500, 8, 17), False), ((500, 400, 16), False)):
+            spec = plan(Problem(dtype, m, n, k), HOSTS["server"], Options(num_threads=1)).spec
+            assert (spec.packing == "none") == (not spec.blocked) == bare
+
+
 def test_a_forced_arithmetic_is_honoured_or_refused():
     everything = Host("x86_64", frozenset().union(*(isa.requires for isa in ISAS.values())), (), 2)
 

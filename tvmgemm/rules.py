@@ -56,6 +56,9 @@ SHORT_SUMS = 128
 #: m.n.k up to which reading operands in place beats packing them for an arithmetic that multiplies groups.
 GROUPED_WORK = 32.0**3
 
+#: k up to which packing rows of A takes as long as multiplying them by a narrow B.
+BRIEF = 16
+
 #: m up to which packing B costs more than all multiplications with it, in dtypes that NumPy has no BLAS for.
 FEW = 8
 
@@ -277,6 +280,7 @@ def _choices_without_peer(problem: Problem, isa: Isa, host: Host, options: Optio
             boxes = {f"m.n.k <= {GROUPED_WORK}": Box(n=(0, widest), k=(0, kc), work=(0, GROUPED_WORK))}
         else:
             few, boxes = FEW, {f"at most {SHALLOW} x {widest}": Box(m=(0, SHALLOW), n=(0, widest), k=(0, kc))}
+            boxes[f"n <= {widest} and k <= {BRIEF}"] = Box(n=(0, widest), k=(0, BRIEF))
         used = f"m <= {few}, each element of B is used so often"
         boxes[used] = Box(m=(0, few), k=(0, kc if rounds_once(problem.dtype) else math.inf))
         bare = [Rule(box, name, "none", None, f"{why}: read in place") for why, box in boxes.items()]

@@ -209,7 +209,8 @@ def test_the_loops_are_those_of_the_units():
     loop = hottest(inner_loops(codegen.assembly(packed("dot16x2")), "x86_64"))
     assert (loop.fmas, loop.loads, loop.broadcasts, loop.stack) == (48, 3, 8, 0)
     loop = hottest(inner_loops(codegen.assembly(packed("tile16x2")), "x86_64"))
-    assert (loop.matrix, loop.loads, loop.registers, loop.stack) == (16, 10, 8, 0)
+    assert (loop.matrix, loop.loads, loop.registers) == (16, 10, 8)
+    assert loop.stack <= 1  # the workspace's start, once in 16 products of 16 cycles
     text = outline(packed("tile16x2"))
     assert "in 2 planes" in text and "Ac[q, ir:+32, p:+32]*Bc[r, p:+32, jr:+32]" in text
     for way in LEVELS:

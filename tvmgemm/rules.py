@@ -165,6 +165,11 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[R
         Box(kn=(0.0, host.cache(2).bytes / 16 / itemsize)), name, "b", None,
         "a B of at most a sixteenth of L2, copied to contiguous rows for tiles with no loops around them",
     )  # fmt: skip
+    # With several threads a copy for each spares them a meeting.
+    several = replace(
+        scratch, box=Box(m=(0, FEW_ROWS), kn=(0.0, host.cache(2).bytes / 8 / itemsize)),
+        reason=f"m <= {FEW_ROWS} and a B of at most an eighth of L2, of which each thread makes its own copy",
+    )  # fmt: skip
     column = Rule(Box(n=(0, widest)), name, "none", None, f"C is at most {widest} wide: one column of tiles")
     narrow = Rule(
         Box(n=(0, lanes)), name, in_place, 2, f"C is at most {lanes} wide: one vector of it, many rows"
@@ -251,7 +256,7 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[R
     # Measured: a tenth for float64 and A3B2C0, nothing or less for the others.
     thin = [lean, slim] if problem.dtype == "float64" and options.num_threads == 1 else [slim]
     if bare and not plain and problem.dtype in STUDIED:
-        first = [scratch, tiny, long, narrow, slender]
+        first = [scratch, *([several] if options.num_threads > 1 else []), tiny, long, narrow, slender]
     else:
         first = [column] if plain else [tiny, long, narrow, slender]
     # Rows of B in registers: of a B in another layout they would be collected from as many lines of cache as they have elements.

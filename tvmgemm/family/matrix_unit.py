@@ -165,7 +165,8 @@ def _multiply(
                 _issue(instruction, c[i, j], a[i], b[j])
         loaded.update(A=p, B=q)
 
-    with loop("chunk", emit.tirx.truncdiv(steps, const(MATRIX_ROWS))) as chunk:
+    chunks = emit.opaque("chunks", emit.tirx.truncdiv(steps, const(MATRIX_ROWS)))  # or LLVM leaves it on the stack
+    with loop("chunk", chunks) as chunk:
         loaded: dict[str, int | None] = {"A": None, "B": None}
         pairs(each)
     for (i, j), register in c.items():

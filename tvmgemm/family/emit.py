@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from .llvm_functions import KEPT, PINNED, PREFETCHED, ROLLED
+from .llvm_functions import KEPT, KEPT_POINTER, PINNED, PREFETCHED, ROLLED
 
 INDEX = "int64"
 
@@ -154,7 +154,7 @@ def function(symbol: str):
 def body(definitions: str = ""):
     """The context of all that follows the arguments of a function: it brings the definitions that ``opaque`` calls, and
     others in LLVM's language."""
-    return T.attr(tirx.const(0, "int32"), "pragma_import_llvm", KEPT + PINNED + ROLLED + PREFETCHED + definitions)
+    return T.attr(tirx.const(0, "int32"), "pragma_import_llvm", KEPT + KEPT_POINTER + PINNED + ROLLED + PREFETCHED + definitions)
 
 
 def address(base, offset):

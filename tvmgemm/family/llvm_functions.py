@@ -6,6 +6,12 @@ KEPT = (
     '{ %r = call i64 asm "", "=r,0"(i64 %x) ret i64 %r } '
 )
 
+#: The same for an address.
+KEPT_POINTER = (
+    "define linkonce_odr hidden ptr @tvmgemm_kept_pointer(ptr %x) alwaysinline nounwind "
+    '{ %r = call ptr asm "", "=r,0"(ptr %x) ret ptr %r } '
+)
+
 #: No instruction, but LLVM takes it for one that it does not know, and does not unroll a loop that has such.
 ROLLED = (
     "define linkonce_odr hidden i32 @tvmgemm_rolled() alwaysinline nounwind "

@@ -154,17 +154,19 @@ def _multiply(
         _issue("tilezero", register)
 
     def each(p: int, q: int, instruction: str) -> None:
-        rows, columns = g.panels["A"].sliced(1, const(p)), g.panels["B"].sliced(1, const(q))
         for i in range(high):
             if p != loaded["A"]:
-                _issue("tileloadd64", a[i], rows.address(at["ir"], chunk, const(i * MATRIX_ROWS), const(0)), const(ROW_BYTES))
+                _issue("tileloadd64", a[i], panel["A"].address(const(p), chunk, const(i * MATRIX_ROWS), const(0)), const(ROW_BYTES))
             for j in range(wide):
                 if i == 0 and q != loaded["B"]:
-                    start = columns.address(at["jr"], chunk * const(MATRIX_ROWS), const(j * MATRIX_ROWS))
+                    start = panel["B"].address(const(q), chunk * const(MATRIX_ROWS), const(j * MATRIX_ROWS))
                     _issue("tileloadd64", b[j], start, panel_row)
                 _issue(instruction, c[i, j], a[i], b[j])
         loaded.update(A=p, B=q)
 
+    panel = {x: g.panels[x].sliced(0, at[along]) for x, along in (("A", "ir"), ("B", "jr"))}
+    if not g.elements.arithmetic.halves:  # their loop has registers for the parts of an address, but not for two more
+        panel = {x: view.started(f"{x.lower()}_panel") for x, view in panel.items()}
     chunks = emit.opaque("chunks", emit.tirx.truncdiv(steps, const(MATRIX_ROWS)))  # or LLVM leaves it on the stack
     with loop("chunk", chunks) as chunk:
         loaded: dict[str, int | None] = {"A": None, "B": None}

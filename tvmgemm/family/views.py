@@ -73,6 +73,12 @@ class View:
         view._offset = opaque("origin", view._flat(indices))
         return view
 
+    def started(self, name: str) -> View:
+        """The same memory, its start in a register from here on, and not that of the memory it is part of, which LLVM may
+        have on the stack."""
+        start = self.address(*(const(0) for _ in self._strides))
+        return View(f"{name}_memory", let(name, T.call_extern("handle", "tvmgemm_kept_pointer", start)), self.dtype, self._strides)
+
     def _flat(self, indices):
         terms = [] if self._offset is None else [self._offset]
         for index, stride in zip(indices, self._strides, strict=True):

@@ -10,6 +10,7 @@ import ctypes.util
 import functools
 import platform
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -133,3 +134,13 @@ class Kernels:
         """Tasks one by one, the last first: none may need what another did."""
         environment = _Environment(None, tasks)
         return max(task(i, ctypes.addressof(environment), closure) for i in reversed(range(tasks)))
+
+
+@contextmanager
+def announced(request, folder: Path):
+    """``Kernels`` for the tests of the module that ``request`` is of; what their parameters name is being compiled."""
+    built = Kernels(folder)
+    items = [item for item in request.session.items if item.fspath == request.fspath and hasattr(item, "callspec")]
+    built.announce(x for item in items for x in item.callspec.params.values() if isinstance(x, KernelSpec))
+    yield built
+    built.close()

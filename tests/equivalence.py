@@ -240,3 +240,11 @@ def forget_plans() -> None:
     with kernels.lock:
         dispatch.lib.tg_clear_plans()
         dispatch._published.clear()
+
+
+def multiply(a, b, c, dtype: str) -> None:
+    """C = A.B by a kernel of ours, which writes nothing else."""
+    outside = c.outside()
+    with served_by_us(dtype):
+        tvmgemm.matmul(a.view, b.view, out=c.view)
+    np.testing.assert_array_equal(c.outside(), outside)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import amx
 import numpy as np
 import pytest
-from direct_kernels import Kernels
+from direct_kernels import announced
 from equivalence import forget_plans, planned, served_by_us
 from hypothesis import given, settings
 from test_elements import calls, numbers, run
@@ -16,7 +16,6 @@ from tvmgemm.family.arithmetic import WAYS
 from tvmgemm.family.inspection import hottest, inner_loops
 from tvmgemm.family.members import default_members, member
 from tvmgemm.problem import DTYPES
-from tvmgemm.spec import KernelSpec
 
 codegen = pytest.importorskip("tvmgemm.family.codegen", reason="needs the compiler")
 
@@ -36,11 +35,8 @@ def unit(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def kernels(request, unit, tmp_path_factory):
-    built = Kernels(tmp_path_factory.mktemp("kernels"))
-    items = [item for item in request.session.items if item.fspath == request.fspath and hasattr(item, "callspec")]
-    built.announce(x for item in items for x in item.callspec.params.values() if isinstance(x, KernelSpec))
-    yield built
-    built.close()
+    with announced(request, tmp_path_factory.mktemp("kernels")) as built:
+        yield built
 
 
 @pytest.mark.parametrize("spec", EVERY)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from direct_kernels import Kernels, stored
+from direct_kernels import announced, stored
 from equivalence import FLOATS
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,11 +60,8 @@ EVERY += [pytest.param(spec, id=spec.name, marks=pytest.mark.slow) for spec in R
 
 @pytest.fixture(scope="module")
 def kernels(request, tmp_path_factory):
-    built = Kernels(tmp_path_factory.mktemp("elements"))
-    items = [item for item in request.session.items if item.fspath == request.fspath and hasattr(item, "callspec")]
-    built.announce(x for item in items for x in item.callspec.params.values() if isinstance(x, KernelSpec))
-    yield built
-    built.close()
+    with announced(request, tmp_path_factory.mktemp("elements")) as built:
+        yield built
 
 
 # -- operands and what they come to

@@ -11,7 +11,7 @@ from pathlib import Path
 import amx
 import numpy as np
 import pytest
-from direct_kernels import Kernels, stored
+from direct_kernels import announced, stored
 from equivalence import forget_plans, planned, served_by_us
 from hypothesis import given, settings
 from plain_kernels import compiler
@@ -59,11 +59,8 @@ def unit(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def kernels(request, unit, tmp_path_factory):
-    built = Kernels(tmp_path_factory.mktemp("matrix"))
-    items = [item for item in request.session.items if item.fspath == request.fspath and hasattr(item, "callspec")]
-    built.announce(x for item in items for x in item.callspec.params.values() if isinstance(x, KernelSpec))
-    yield built
-    built.close()
+    with announced(request, tmp_path_factory.mktemp("matrix")) as built:
+        yield built
 
 
 @pytest.mark.parametrize("spec", EVERY)

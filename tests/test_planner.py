@@ -317,7 +317,7 @@ def test_few_boxes_cover_all_shapes(b_layout, symmetric):
                 problem = Problem("float32", m, n, k, b_layout=b_layout, symmetric=symmetric)
                 if not any(box.holds(problem) for box in seen):
                     seen.append(plan(problem, host, options).box)
-    assert len(seen) <= 72  # little more than a quarter of the table, some two for each pair of a kernel and a number of tasks
+    assert len(seen) <= (64 if b_layout == "row" else 72)  # a B that is copied has a rule more
 
 
 def test_box():

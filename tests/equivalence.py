@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from unittest import mock
 
 import numpy as np
+import pytest
+from hypothesis import assume
 from hypothesis import strategies as st
 
 import tvmgemm
@@ -43,6 +45,13 @@ RUNNABLE = [
 _EDGES = {edge for isa in RUNNABLE for dtype in FLOATS for tile in FLOAT_TILES[isa, dtype]["C"][:3] for edge in tile}
 _EDGES |= {2 * edge for edge in _EDGES}
 EDGE_SIZES = sorted({0, 1, 2, 3} | {edge + d for edge in _EDGES for d in (-1, 0, 1)})
+
+#: The mark of tests of those kernels.
+NEEDS_KERNELS = pytest.mark.skipif(not RUNNABLE, reason="no kernels for this CPU")
+
+every_dtype = pytest.mark.parametrize("dtype", FLOATS)
+every_isa = pytest.mark.parametrize("isa", RUNNABLE)
+one_and_two_threads = pytest.mark.parametrize("threads", [1, 2])
 
 
 # -- layouts
@@ -129,6 +138,26 @@ def layouts(ndim: int, *, output: bool = False) -> st.SearchStrategy[Layout]:
         misaligned=st.sampled_from([0, 0, 0, 0, 1, 4]),
     )
     return st.one_of(plain, general)
+
+
+# -- sizes
+
+sizes = st.one_of(st.sampled_from(EDGE_SIZES), st.integers(0, 20), st.integers(0, 300))
+seeds = st.integers(0, 2**32 - 1)
+
+#: None: the block sizes of this machine; else so small that small operands have several blocks in every loop.
+blockings = st.sampled_from([None, None, (1, 1, 3), (2, 1, 7), (1, 2, 32)])
+
+
+@st.composite
+def shapes(draw, work: int = 1_500_000):
+    """m, n, k with at most ``work`` multiply-adds: exact references of float64 are slow."""
+    few = draw(st.sampled_from([None, None, "rows", "columns"]))
+    m = draw(st.integers(1, 12) if few == "rows" else sizes)
+    n = draw(st.integers(1, 12) if few == "columns" else sizes)
+    k = draw(sizes)
+    assume(m * n * k <= work and max(1, m) * max(1, n) <= 100_000)
+    return m, n, k
 
 
 # -- numbers

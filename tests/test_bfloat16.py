@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 from plain_kernels import native  # noqa: F401
-from test_native import LAYOUTS, arranged
+from arrays import LAYOUTS, arranged
 
 import tvmgemm
 from tvmgemm.frontend import matmul

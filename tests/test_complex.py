@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from equivalence import FORCED, RUNNABLE, planned, served_by_us
 from test_dtypes import assert_right, numbers
-from test_native import LAYOUTS, arranged
+from arrays import LAYOUTS, arranged
 
 import tvmgemm
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from equivalence import planned
 from plain_kernels import native  # noqa: F401
-from test_native import LAYOUTS, arranged
+from arrays import LAYOUTS, arranged
 
 import tvmgemm
 from tvmgemm.frontend import matmul

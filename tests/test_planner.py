@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import subprocess
 import sys
@@ -270,6 +271,16 @@ def test_one_kc_for_all_kernels_of_a_dtype(problem, host, options, layout, k):
     other = plan(replace(problem, b_layout=layout, k=k, op="gemm"), host, replace(options, num_threads=1))
     if one.served and other.served:
         assert one.blocks.kc == other.blocks.kc
+
+
+@pytest.mark.parametrize("isa, dtype", [key for key in TILES if key[0] in ISAS])
+def test_every_kind_of_problem_has_a_kernel(isa, dtype):
+    """Of every dtype on every instruction set, a symmetric product included, whatever tiles there are."""
+    host = with_isa(isa, cores=8)
+    for threads, b_layout, c_layout in itertools.product((1, 8), LAYOUT_NAMES, (ROW, GAPS)):
+        for symmetric in (False, True):
+            problem = Problem(dtype, 90, 90, 90, b_layout=b_layout, c_layout=c_layout, symmetric=symmetric)
+            assert plan(problem, host, Options(num_threads=threads)).served
 
 
 def test_numbers_beyond_32_and_53_bits():

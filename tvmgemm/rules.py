@@ -124,6 +124,8 @@ def _symmetric(problem: Problem, isa: Isa, options: Options) -> list[Rule]:
     """The rules for A.A^T: half of it is computed, by tiles whose width is a multiple of their height."""
     tiles = TILES[isa.name, problem.dtype]["C"]
     fitting = sorted((nr, i) for i, (mr, nr) in enumerate(tiles) if nr % mr == 0)
+    if not fitting:  # complex128 on NEON: like any other product
+        return []
     why = "A and B are one buffer, B = A^T: half of C is computed and copied to the other half"
     # A narrow tile computes least above the diagonal, a wide one reads A less often.
     low, high = SYMMETRIC_ROWS + 1, math.inf

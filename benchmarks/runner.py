@@ -15,7 +15,7 @@ from tvmgemm.cli.info import plan_text
 from tvmgemm.family.tiles import LARGEST_SHAPE
 from tvmgemm.planner import HOT_PRODUCTS, SHAPE_WORK
 from tvmgemm.timing import Ratio
-from tvmgemm.trial import ROUNDS, THREADED_SAMPLE
+from tvmgemm.trial import ROUNDS
 
 from . import elements
 from .peak import Beside
@@ -152,7 +152,7 @@ def measure(
         samples = timing.paired(
             functions,
             rounds=ROUNDS,
-            min_seconds=timing.MIN_SECONDS if threads == 1 else THREADED_SAMPLE,
+            min_seconds=timing.MIN_SECONDS if threads == 1 else timing.MIN_SECONDS_THREADED,
             budget=conditions.seconds,
             before=before,
             settle=threads > 1,

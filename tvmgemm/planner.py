@@ -1,7 +1,7 @@
 """The planner: which kernel serves a problem, with which block sizes and how many tasks, and why.
 
 ``plan`` is pure: the same problem, host and options give the same plan. It works through an ordered list of rules, each
-a box (bounds on m, n, k, batch and m.n.k) and a decision; the first box that holds the problem decides. A plan carries
+a box (bounds on the sizes and on products of them) and a decision; the first box that holds the problem decides. A plan carries
 the box in which every problem of the same layouts gets the same plan, so the native dispatch table asks once per box
 and not once per shape.
 """

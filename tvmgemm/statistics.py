@@ -58,7 +58,7 @@ def reset_stats() -> None:
     lib.tg_reset_counters()
     kernels = sys.modules.get("tvmgemm.kernels")
     if kernels is not None:
-        kernels.builds.__init__()
+        kernels.builds = kernels.Builds()
 
 
 def release_scratch() -> int:

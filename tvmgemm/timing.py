@@ -23,6 +23,9 @@ import numpy as np
 #: that one interrupt doesn't decide it.
 MIN_SECONDS = 200e-6
 
+#: The same where several threads take part: it has to outweigh waking them up.
+MIN_SECONDS_THREADED = 2e-3
+
 #: A time budget never cuts the number of rounds below this: quartiles of fewer ratios mean nothing.
 MIN_ROUNDS = 5
 

@@ -32,9 +32,6 @@ NUMPY = "NumPy"
 #: Rounds of a comparison at most; its seconds usually end it earlier.
 ROUNDS = 101
 
-#: With several threads a sample has to outweigh waking them up (seconds).
-THREADED_SAMPLE = 2e-3
-
 #: Seconds that one build process may take for all that is asked of it: a kernel takes 0.1 to 1 s.
 BUILD_TIMEOUT = 900.0
 
@@ -153,7 +150,7 @@ def interleaved(
         return timing.paired(
             functions,
             rounds=ROUNDS,
-            min_seconds=timing.MIN_SECONDS if threads == 1 else THREADED_SAMPLE,
+            min_seconds=timing.MIN_SECONDS if threads == 1 else timing.MIN_SECONDS_THREADED,
             budget=seconds,
             before=before,
             settle=threads > 1,

@@ -95,19 +95,23 @@ class BuildRefused(Exception):
 
 def _compiler(name: str, pins: dict[str, str]):
     """The function that compiles a spec into an object file, once the versions are those of ``pins``."""
-    from tvmgemm.store.key import INSTALL
-
     if pins:
-        try:
-            found = loaded_versions()
-        except Exception as error:
-            told = f"TVM cannot be imported by {sys.executable} ({_described(error)}); {INSTALL}"
-            raise BuildRefused(told) from error
-        wrong = [f"{name} {found[name]} instead of {pin}" for name, pin in pins.items() if found[name] != pin]
-        if wrong:
-            raise BuildRefused(f"{sys.executable} has {', '.join(wrong)}; {INSTALL}")
+        check_versions(pins)
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)
+
+
+def check_versions(pins: dict[str, str]) -> None:
+    """BuildRefused, saying what to install, unless TVM can be imported and is what ``pins`` say."""
+    from tvmgemm.store.key import INSTALL
+
+    try:
+        found = loaded_versions()
+    except Exception as error:  # what a broken installation raises is anybody's guess
+        raise BuildRefused(f"TVM cannot be imported by {sys.executable} ({_described(error)}); {INSTALL}") from error
+    wrong = [f"{name} {found[name]} instead of {pin}" for name, pin in pins.items() if found[name] != pin]
+    if wrong:
+        raise BuildRefused(f"{sys.executable} has {', '.join(wrong)}; {INSTALL}")
 
 
 def loaded_versions() -> dict[str, str]:

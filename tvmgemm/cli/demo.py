@@ -30,9 +30,6 @@ DTYPES = ("float32", "float64")
 #: Seconds of timing for the whole table, unless ``--seconds`` says otherwise.
 SECONDS = 24.0
 
-#: With several threads a sample waits for idle workers first, so it has to be worth it.
-THREADED_SAMPLE = 2e-3
-
 _SAMPLED_ROWS = 16
 
 
@@ -188,7 +185,7 @@ def time_line(line: Line, threads: int, budget: float) -> None:
         out = np.empty((line.a.shape[0], line.b.shape[1]), line.a.dtype)
         functions[name] = partial(matmul, line.a, line.b, out)
     several = threads > 1
-    shortest = THREADED_SAMPLE if several else timing.MIN_SECONDS
+    shortest = timing.MIN_SECONDS_THREADED if several else timing.MIN_SECONDS
     samples = timing.paired(functions, rounds=41, min_seconds=shortest, budget=budget, settle=several)
     line.ratios[threads] = timing.ratio(samples["numpy"], samples["tvmgemm"])
     if not several:

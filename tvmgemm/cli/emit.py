@@ -204,16 +204,13 @@ def without_debug_information(assembly: str) -> str:
 def _compiler():
     """The module that drives TVM, once TVM is known to be there and to be the one that kernels are built
     with."""
-    from tvmgemm.build.child import loaded_versions
-    from tvmgemm.store.key import INSTALL, PINS
+    from tvmgemm.build.child import BuildRefused, check_versions
+    from tvmgemm.store.key import PINS
 
     try:
-        found = loaded_versions()
-    except Exception as error:  # what a broken installation raises is anybody's guess
-        _fail(f"TVM cannot be imported by {sys.executable} ({type(error).__name__}: {error}); {INSTALL}", 1)
-    wrong = [f"{name} {found[name]} instead of {pin}" for name, pin in PINS.items() if found[name] != pin]
-    if wrong:
-        _fail(f"{sys.executable} has {', '.join(wrong)}; {INSTALL}", 1)
+        check_versions(PINS)
+    except BuildRefused as refusal:
+        _fail(str(refusal), 1)
     return import_module("tvmgemm.family.codegen")
 
 

@@ -196,13 +196,17 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[R
         Box(m=(0, FEW_ROWS), n=(0, held)), name, in_place, None if plain else 1,
         f"m <= {FEW_ROWS} and blocks of B of at most {kc} x {held}, which stay in L2 as they are",
     )  # fmt: skip
+    # Elements of B that L3 delivers in time by itself: each thread reads columns of its own, as long as L3 holds them all.
+    reach = 4.0 * kc * columns
+    if options.num_threads > 1:
+        reach = max(reach, min(options.num_threads * reach, host.cache(3).bytes / 4 / itemsize))
     # With several threads a shared A costs a meeting, and A is small.
     low = Rule(
         Box(m=(0, FLAT), k=(0, SHALLOW)),
         *(("A3B2C0", "a", 1) if options.num_threads == 1 else (name, "none", None if plain else 1)),
         f"m <= {FLAT} and k <= {SHALLOW}: A stays in L1, B goes by once, in place",
     )  # fmt: skip
-    close = Rule(low.box.clipped("kn", 0.0, 4.0 * kc * columns), name, "none", None, f"{low.reason}, from no further than L3")
+    close = Rule(low.box.clipped("kn", 0.0, reach), name, "none", None, f"{low.reason}, from no further than L3")
     if problem.b_layout != "row":
         low = replace(low, variant="A3B2C0", packing="ab")
     # So little to do for each element of C that packing, and prefetching between so few steps, cost as much.
@@ -223,8 +227,8 @@ def _choices(problem: Problem, isa: Isa, host: Host, options: Options) -> list[R
         ),
     ]  # fmt: skip
     # Rows of tiles enough to pay for packing a B that comes from afar, its rows pages apart: packed, it is asked for in time.
-    afar = low.box.clipped("kn", 4.0 * kc * columns, math.inf)
-    why = f"a B of more than {4 * kc * columns} elements: packed once for all rows of tiles"
+    afar = low.box.clipped("kn", reach, math.inf)
+    why = f"a B of more than {int(reach)} elements: packed once for all rows of tiles"
     far = []
     if problem.dtype in STUDIED:
         both = "ab" if options.num_threads == 1 else packed_b

@@ -383,17 +383,19 @@ def test_what_is_needed_soon_is_asked_for(variant, packing, more, asked):
     assert {name for name in found if name.endswith(("_next", "_rows"))} == asked
 
 
-@pytest.mark.parametrize("variant, packing, inside", [
-    ("A3B2C0", "none", "nc"), ("B3A2C0", "none", "mc"), ("A3B2C0", "a", None), ("B3A2C0", "ab", None), ("C3A2B0", "none", None),
+@pytest.mark.parametrize("variant, packing, inside, part", [
+    ("A3B2C0", "none", "nc", 1), ("B3A2C0", "none", "mc", 1), ("A3B2C0", "a", "nc", 4), ("B3A2C0", "ab", "mc", 4),
+    ("C3A2B0", "none", None, 1),
 ])  # fmt: skip
-def test_blocks_of_a_short_k_are_longer(variant, packing, inside):
-    """The innermost loop over blocks keeps their bytes where nothing is packed."""
+def test_blocks_of_a_short_k_are_longer(variant, packing, inside, part):
+    """The innermost loop over blocks keeps their bytes, or a part of them where something is packed."""
     from tvmgemm.family import codegen
 
     tile = {"mr": 0, "nr": 64, "kr": 6} if variant == "C3A2B0" else {"mr": 8, "nr": 48}
     spec = KernelSpec(**{"dtype": "float32", "isa": "x86-64-v4", "variant": variant, "packing": packing} | tile)
-    found = re.findall(r"longer\w*: T\.let\[T\.int64\] = (\w+)", codegen.script(spec))
-    assert set(found) == ({inside} if inside else set())
+    found = re.findall(r"longer\w*: T\.let\[T\.int64\] = (\w+) \* T\.max\(T\.Div\(kc, (.*?)\), T\.int64\(1\)\)\n", codegen.script(spec))
+    steps = "T.max(k, T.int64(1))" + (f" * T.int64({part})" if part > 1 else "")
+    assert set(found) == ({(inside, steps)} if inside else set())
 
 
 def test_packings_are_known():

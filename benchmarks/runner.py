@@ -104,10 +104,8 @@ def measure(
 
     Raises WrongResult.
     """
-    threads, beside = conditions.threads, Beside(conditions.peak)
+    threads, keywords, beside = conditions.threads, elements.keywords(dtype), Beside(conditions.peak)
     a, b = case.operands(dtype)
-    keywords = elements.keywords(dtype)
-    entries = {name: ENTRIES[name]() for name in suite.entries}
     with timing.thread_limit(threads), tvmgemm.options(max_isa=case.max_isa):
         for peer in peers.values():
             peer.set_threads(threads)
@@ -115,56 +113,29 @@ def measure(
         reference = elements.reference(a, b, dtype)
         # One array for everybody's result: how it lies to the lines of a cache can be worth a third of a vector product.
         out = case.result(reference) if suite.into_out else None
-        functions = {}
+        entries, ours, served = {name: ENTRIES[name]() for name in suite.entries}, {}, {}
         for name, entry in entries.items():
-            functions[name] = partial(entry.function, a, b, *([out] if suite.into_out else []), **keywords)
-        others = {}
-        for name, peer in peers.items():
-            function = peer.function(a, b, out, keywords.get("dtype"))
-            if function is not None:
-                others[name] = function
-
-        def patch_for(name: str) -> None:
-            patch(name in entries and entries[name].patched)
-
-        def before(name: str) -> None:
-            patch_for(name)
-            beside.take(name)  # before everybody's samples, so that it is the same for all
-
-        served = {}
-        for name in entries:
-            patch_for(name)
+            ours[name] = partial(entry.function, a, b, *([out] if suite.into_out else []), **keywords)
+            patch(entry.patched)
             try:
-                functions[name]()  # builds the kernel, if need be
+                ours[name]()  # builds the kernel, if need be
             except TypeError as error:  # elements that it does not take here
                 yield from _not_offered(suite, case, dtype, threads, name, peers, error)
                 return
             if suite.hot:
-                heat(case, functions[name])
-            served[name] = was_served(functions[name])
-            result = out if suite.into_out else functions[name]()
+                heat(case, ours[name])
+            served[name] = was_served(ours[name])
+            result = out if suite.into_out else ours[name]()
             check(np.asarray(result), reference, a, b, case.label)
         timing.wait_for_builds()
         patch(False)
-        first = next(iter(entries))
-        slow = {name for name, function in others.items() if _is_slow(function, functions[first])}
-        functions |= {f"peer {name}": function for name, function in others.items() if name not in slow}
-        samples = timing.paired(
-            functions,
-            rounds=ROUNDS,
-            min_seconds=timing.MIN_SECONDS if threads == 1 else timing.MIN_SECONDS_THREADED,
-            budget=conditions.seconds,
-            before=before,
-            settle=threads > 1,
-        )
-        patch(False)
-        for name in slow:
-            samples[f"peer {name}"] = [timing.sample(others[name], 1) for _ in range(SLOW_ROUNDS)]
+        theirs = {name: peer.function(a, b, out, keywords.get("dtype")) for name, peer in peers.items()}
+        theirs = {name: function for name, function in theirs.items() if function is not None}
+        samples, peer_samples = _sampled(entries, ours, theirs, beside, conditions)
         plan = plan_text(tvmgemm.explain(a, b, **keywords))
     for entry in entries:
-        ours = timing.median(samples[entry])
         for peer in peers:
-            theirs = samples.get(f"peer {peer}")
+            own, other = samples[entry], peer_samples.get(peer)
             yield Row(
                 suite=suite.name,
                 case=case.label,
@@ -172,16 +143,44 @@ def measure(
                 threads=threads,
                 entry=entry,
                 peer=peer,
-                seconds=ours,
-                peer_seconds=theirs and timing.median(theirs),
-                ratio=theirs and timing.ratio(theirs, samples[entry][: len(theirs)]),
+                seconds=timing.median(own),
+                peer_seconds=other and timing.median(other),
+                ratio=other and timing.ratio(other, own[: len(other)]),
                 flops=case.flops,
-                peak=beside.fraction(entry, samples[entry], case.flops),
+                peak=beside.fraction(entry, own, case.flops),
                 served=served[entry],
                 plan=plan,
                 target=(case.targets or suite.targets).get(peer),
                 peak_target=case.peak,
             )
+
+
+Samples = dict[str, list[float]]
+
+
+def _sampled(
+    entries: Mapping[str, Entry], ours: Mapping[str, Callable], theirs: Mapping[str, Callable], beside: Beside, conditions: Conditions
+) -> tuple[Samples, Samples]:
+    """Samples of every way in and of every peer, in turn; of peers that are slow only a few, by themselves."""
+    first = next(iter(ours.values()))
+    slow = {name for name, function in theirs.items() if _is_slow(function, first)}
+    peers = {f"peer {name}": function for name, function in theirs.items() if name not in slow}
+
+    def before(name: str) -> None:
+        patch(name in entries and entries[name].patched)
+        beside.take(name)  # before everybody's samples, so that it is the same for all
+
+    samples = timing.paired(
+        {**ours, **peers},
+        rounds=ROUNDS,
+        min_seconds=timing.MIN_SECONDS if conditions.threads == 1 else timing.MIN_SECONDS_THREADED,
+        budget=conditions.seconds,
+        before=before,
+        settle=conditions.threads > 1,
+    )
+    patch(False)
+    few = {name: [timing.sample(theirs[name], 1) for _ in range(SLOW_ROUNDS)] for name in slow}
+    return samples, {name: samples[f"peer {name}"] for name in theirs if name not in slow} | few
 
 
 def _not_offered(suite, case, dtype, threads, entry, peers, error) -> Iterator[Row]:

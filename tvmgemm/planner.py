@@ -19,12 +19,13 @@ from .boxes import STACK, Box, Rule
 from .family.arithmetic import WAYS
 from .family.isa import Isa
 from .family.members import member, shape_member, unblocked_member
-from .family.tiles import LARGEST_SHAPE, TILES, UNBLOCKED_TILES
+from .family.tiles import IN_PLACE, LARGEST_SHAPE, PACKED, SLENDER, TILES, TINY, UNBLOCKED, UNBLOCKED_TILES
 from .family.validity import check, unsuitable
 from .family.variants import VARIANTS
 from .host import Host
+from .kinds import BLAS, DEFAULT_VARIANT
 from .problem import Problem
-from .rules import BLAS, DEFAULT_VARIANT, forced, rules_for
+from .rules import forced, rules_for
 from .settings import Options
 from .spec import KernelSpec
 
@@ -181,7 +182,7 @@ def _decision(rule: Rule, box: Box, problem: Problem, isa: Isa, host: Host, opti
 def _spec(rule: Rule, problem: Problem, isa: Isa, options: Options) -> KernelSpec:
     variant = VARIANTS[rule.variant]
     parallel = "" if rule.parallel == STACK else rule.parallel  # the loop over a stack is not the kernel's to share
-    if rule.tile is None:
+    if rule.tile is UNBLOCKED:
         return unblocked_member(problem.dtype, isa.name, rule.packing, op=problem.op, parallel=parallel)
     tiles = TILES[isa.name, problem.dtype]
     if variant.resident not in tiles:
@@ -208,11 +209,11 @@ def companions(spec: KernelSpec, host: Host, options: Options) -> list[KernelSpe
     options = replace(options, num_threads=options.num_threads or host.cores)
     lean = free and (spec.isa, spec.dtype) in UNBLOCKED_TILES
     if spec.dtype in BLAS:
-        wanted = [] if lean else [(name, "none", 1)]
-        wanted += [("A3B2C0", "b", 0), ("A3B2C0", "ab", 0)] if free else [(name, "ab", 0)]
+        wanted = [] if lean else [(name, "none", IN_PLACE)]
+        wanted += [("A3B2C0", "b", PACKED), ("A3B2C0", "ab", PACKED)] if free else [(name, "ab", PACKED)]
     else:
-        wanted = [] if lean else [(name, "none", 3), (name, "none", 4)]
-        wanted += [(name, "ab", 0)]
+        wanted = [] if lean else [(name, "none", TINY), (name, "none", SLENDER)]
+        wanted += [(name, "ab", PACKED)]
     tiles, found = TILES[spec.isa, spec.dtype]["C"], []
     for parallel in ("", "ic") if options.num_threads > 1 else ("",):
         rest = {"op": spec.op, "parallel": parallel}

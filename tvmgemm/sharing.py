@@ -8,11 +8,9 @@ from dataclasses import replace
 from .blocking import steps_of
 from .boxes import STACK, Rule, possible
 from .family.arithmetic import arithmetic_of, lanes_of, rounds_once
-from .family.isa import Isa
-from .family.tiles import TILES
+from .family.tiles import IN_PLACE, PACKED, TINY, UNBLOCKED
 from .family.variants import VARIANTS
-from .host import Host
-from .problem import Problem
+from .kinds import Kind
 from .settings import Options
 
 #: m.n.k from which a product is worth sharing out to two tasks whose threads are awake, half of it for each further one.
@@ -30,8 +28,9 @@ TALL = 16
 FLAT = 64
 
 
-def shared_out(rule: Rule, isa: Isa, problem: Problem, host: Host, options: Options) -> list[Rule]:
+def shared_out(rule: Rule, kind: Kind) -> list[Rule]:
     """The rule as it is, and before it the rules for problems that are worth sharing out."""
+    options = kind.options
     if options.parallel_loop is not None:
         parallel = "" if options.parallel_loop == "none" else options.parallel_loop
         tasks = options.num_threads if parallel else 1
@@ -39,7 +38,7 @@ def shared_out(rule: Rule, isa: Isa, problem: Problem, host: Host, options: Opti
     found = stack_shared_out(rule, options)
     for tasks in task_counts(options.num_threads):
         heavy = replace(rule, box=rule.box.clipped("work", tasks * PARALLEL_WORK / 2, math.inf), tasks=tasks)
-        found += [each for each in _shares(heavy, isa, problem, host) if possible(each.box)]
+        found += [each for each in _shares(heavy, kind) if possible(each.box)]
     return [*found, rule]
 
 
@@ -65,10 +64,9 @@ def task_counts(threads: int) -> list[int]:
     return counts
 
 
-def _shares(rule: Rule, isa: Isa, problem: Problem, host: Host) -> list[Rule]:
+def _shares(rule: Rule, kind: Kind) -> list[Rule]:
     """The rule with a loop whose iterations the tasks can share, first choice first: each box has a share for everybody."""
-    variant, tiles, tasks = VARIANTS[rule.variant], TILES[isa.name, problem.dtype]["C"], rule.tasks
-    mr, nr = tiles[0]
+    variant, tasks, (mr, nr) = VARIANTS[rule.variant], rule.tasks, kind.tiles[PACKED]
 
     def at_least(of: Rule, side: str, low: float, loop: str, what: str) -> Rule:
         box = of.box.clipped(side, low, math.inf)
@@ -78,7 +76,7 @@ def _shares(rule: Rule, isa: Isa, problem: Problem, host: Host) -> list[Rule]:
     columns = at_least(rule, "n", tasks * nr, "jc", "columns")
     if variant.resident != "C":
         return [columns, rows]
-    if rule.tile is None:
+    if rule.tile is UNBLOCKED:
         low = replace(rule, box=rule.box.clipped("m", 0, FLAT))  # B is most of what is read, and should be read once
         first = at_least(low, "n", tasks * nr, "jc", "columns")
         if rule.packing == "b":  # a copy of its own for each task that shares rows, so each should have enough of them
@@ -89,11 +87,12 @@ def _shares(rule: Rule, isa: Isa, problem: Problem, host: Host) -> list[Rule]:
         found.append(at_least(rule, "mn", float(tasks * mr * nr), variant.outer[-1], "tiles"))
     # Few elements of C, each a long sum: blocks of k, by a kernel that has loops over blocks.
     # Sums that are not complete have nowhere to be added up where they are rounded once.
-    if rounds_once(problem.dtype):
+    isa, dtype = kind.isa.name, kind.problem.dtype
+    if rounds_once(dtype):
         return found
-    how, lanes = arithmetic_of(isa.name, problem.dtype, "ab"), lanes_of(isa.name, problem.dtype, "none")
-    kc = steps_of(isa.name, problem.dtype, how, host) * how.group
-    for tile, widest in ((3, lanes), (1, math.inf)) if rule.tile is None else ((rule.tile, math.inf),):
+    how, lanes = arithmetic_of(isa, dtype, "ab"), lanes_of(isa, dtype, "none")
+    kc = steps_of(isa, dtype, how, kind.host) * how.group
+    for tile, widest in ((TINY, lanes), (IN_PLACE, math.inf)) if rule.tile is UNBLOCKED else ((rule.tile, math.inf),):
         deep = replace(rule, tile=tile, box=rule.box.clipped("n", 0, widest))
         found.append(at_least(deep, "k", tasks * kc, "pc", "blocks of k"))
     return found

@@ -10,11 +10,15 @@ from __future__ import annotations
 from .arithmetic import MATRIX_REGISTERS, MATRIX_ROWS, WAYS, Arithmetic, arithmetic_of, lanes_of
 from .isa import Isa, isa_of
 
+#: The tiles of C by their place in the tables: that of packed kernels, of kernels that read B in place (often the same), of a C no
+#: wider than a vector, of such a C with few rows, of one up to two vectors wide, and (not of every dtype) of a single row.
+PACKED, IN_PLACE, NARROW, TINY, SLENDER, ONE_ROW = range(6)
+
+#: In the place of such a number: no tile of the tables, but a kernel without loops over cache blocks, which has many.
+UNBLOCKED = None
+
 # fmt: off
-#: (ISA, dtype) -> resident operand -> tiles; any of them can be forced. The first is the default. For C the first is
-#: that of packed kernels, the second (often the same) that of kernels that read B in place, the third that of a C no
-#: wider than a vector, the fourth that of such a C with few rows, the fifth that of one up to
-#: two vectors wide.
+#: (ISA, dtype) -> resident operand -> tiles; any of them can be forced. The first is the default.
 TILES: dict[tuple[str, str], dict[str, tuple[tuple[int, int], ...]]] = {
     #                              C: packed, in place, narrow, tiny, slender, others  A               B
     ("x86-64-v2",  "float32"): {"C": ((6, 8),   (4, 8),  (12, 4), (8, 4), (4, 8)), "A": ((8, 5),),   "B": ((5, 8),)},

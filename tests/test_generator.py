@@ -159,7 +159,7 @@ def full_tile_loops(assembly: str, spec: KernelSpec) -> list[list[str]]:
 )
 def test_the_inner_loop_stays_in_registers(compile_of, spec):
     """Between two multiply-adds nothing goes to the stack: no accumulator, no pointer, no stride. (Kernels that read in
-    place have several inner loops; test_inspection holds the hot one to the same.)
+    place have several inner loops; test_inner_loops holds the hot one to the same.)
     """
     assembly = compile_of(spec).assembly
     loops = full_tile_loops(assembly, spec)

@@ -12,6 +12,7 @@ from equivalence import FLOATS, FORCED, RUNNABLE, planned
 
 import tvmgemm
 from tvmgemm import kernels
+from tvmgemm.cli.info import plan_text
 from tvmgemm.family.tiles import TILES
 from tvmgemm.host import host
 from tvmgemm.problem import DTYPES
@@ -25,6 +26,12 @@ def ones(*shape, dtype="float32"):
     return np.ones(shape, dtype)
 
 
+def test_a_kernel_without_loops_over_blocks():
+    with planned(num_threads=1):
+        told = tvmgemm.explain(ones(20, 20), ones(20, 20))
+    assert told.blocked is False and plan_text(told) == f"{told.variant} {told.micro_kernel} unblocked"
+
+
 @every_dtype
 @pytest.mark.parametrize("isa", RUNNABLE)
 @pytest.mark.parametrize("threads", [1, 2])
@@ -34,7 +41,7 @@ def test_served(dtype, isa, threads):
         told = tvmgemm.explain(a, b)
         assert told.served and told.reason and told.dtype == dtype and told.inner_calls == 1
         assert (told.problem.m, told.problem.n, told.problem.k, told.problem.batch) == (200, 400, 300, 1)
-        assert (told.variant, told.isa) == (FORCED, isa)
+        assert (told.variant, told.isa, told.blocked) == (FORCED, isa, True)
         mr, nr = map(int, told.micro_kernel.split("x"))
         assert (mr, nr) in TILES[isa, dtype]["C"] and told.mc > 0 and told.nc > 0 and told.kc > 0
         assert told.threads == threads and (told.parallel_loop is None) == (threads == 1)

@@ -25,6 +25,7 @@ class Explanation:
     the kernel was loaded already, ``"disk"`` or ``"built"`` if it came from the store or a build for this call.
     ``inner_calls``: how often NumPy calls the inner loop for the whole product (stacks may need several). ``tuned``: a
     measurement of ``python -m tvmgemm tune`` decided. ``shape``: the m, n, k that the kernel is specialised for.
+    ``blocked``: it has loops over cache blocks (else only those over micro-tiles, or none).
     ``arithmetic``: how products are summed, a name of ``family.arithmetic.ARITHMETICS``; None of a specialised kernel.
     """
 
@@ -48,6 +49,7 @@ class Explanation:
     tuned: bool = False
     shape: tuple[int, int, int] | None = None
     arithmetic: str | None = None
+    blocked: bool | None = None
 
     @property
     def _what(self) -> str | None:
@@ -141,6 +143,7 @@ def _explanation(decided: Plan, kernel, problem: Problem, calls: int, loaded: se
         kernel=spec.name,
         shape=spec.shape,
         arithmetic=None if spec.shape else arithmetic_of(spec.isa, spec.dtype, spec.packing, spec.arithmetic).name,
+        blocked=spec.blocked,
         source="memory" if spec in loaded else kernel.origin,
         path=kernel.path,
         tuned=decided.tuned,

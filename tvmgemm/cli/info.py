@@ -100,7 +100,7 @@ def plan_text(explanation) -> str:
     if not explanation.served:
         return f"NumPy: {explanation.reason}"
     packing = "unpacked" if explanation.packing == "none" else explanation.packing
-    if "-unblocked-" in explanation.kernel:  # micro-tiles and nothing around them
+    if not explanation.blocked and not explanation.shape:  # micro-tiles and nothing around them
         packing = "unblocked"
     shared = f" {explanation.parallel_loop}/{explanation.threads}" if explanation.parallel_loop else ""
     return f"{explanation.variant} {explanation.micro_kernel} {packing}{shared}"

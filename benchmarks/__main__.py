@@ -133,8 +133,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def begin(arguments: argparse.Namespace, suites: list, command: str, notes: list[str]) -> tuple:
-    """The Results of a run without its rows: all that can be said before measuring; the usable peers; and the Meter of the peak,
-    where there is one."""
+    """The Results of a run without its rows: all that can be said before measuring; the usable peers; and the Meter of
+    the peak, where there is one."""
     import tvmgemm
     from tvmgemm.settings import current, sources
 

@@ -28,8 +28,8 @@ _COLUMNS = {
 
 @dataclass
 class Results:
-    """Everything of one run. ``settings`` are those not at their default; ``peak``: dtype -> cores at once -> GFLOP/s; ``rows`` as
-    they were measured."""
+    """Everything of one run. ``settings`` are those not at their default; ``peak``: dtype -> cores at once -> GFLOP/s;
+    ``rows`` as they were measured."""
 
     command: str
     date: str

@@ -46,11 +46,11 @@ ENTRIES: dict[str, Callable[[], Entry]] = {
 class Row:
     """One line of a report: ours against one peer.
 
-    ``seconds`` are medians per call. ``ratio`` is peer/ours per round; it and ``peer_seconds`` are None where
-    the peer can't do the case or there is nothing to compare with. ``flops`` is None for what isn't a
-    product, ``peak`` the fraction of the peak of the cores used, measured in turn with it. ``served``: our kernel computed it,
-    by ``plan``. ``target`` is the ratio to reach, ``limit`` the seconds not to exceed, ``peak_target`` the fraction of
-    the peak to reach.
+    ``seconds`` are medians per call. ``ratio`` is peer/ours per round; it and ``peer_seconds`` are None where the peer
+    can't do the case or there is nothing to compare with. ``flops`` is None for what isn't a product, ``peak`` the
+    fraction of the peak of the cores used, measured in turn with it. ``served``: our kernel computed it, by ``plan``.
+    ``target`` is the ratio to reach, ``limit`` the seconds not to exceed, ``peak_target`` the fraction of the peak to
+    reach.
     """
 
     suite: str
@@ -195,7 +195,8 @@ def _is_slow(function: Callable[[], object], ours: Callable[[], object]) -> bool
 
 
 def heat(case: Case, function: Callable[[], object]) -> None:
-    """Multiply matrices of a small shape until a kernel for it alone is built: what a program that has many of them comes to."""
+    """Multiply matrices of a small shape until a kernel for it alone is built: what a program that has many of them
+    comes to."""
     (m, k), n, products = case.a[-2:], case.b[-1], math.prod(case.batch)
     if max(m, n, k) <= LARGEST_SHAPE and m * n * k <= SHAPE_WORK:
         for _ in range(math.ceil(HOT_PRODUCTS / products) + 1):

@@ -127,14 +127,16 @@ class Conditions:
 class Suite:
     """A named table of cases.
 
-    ``cases(dtype, extent)`` lists them for an extent of ``EXTENTS``. ``targets`` gives, per peer, the ratio
-    that each row has to reach (a ratio above 1: tvmgemm is faster); a case's own targets replace them. The peers named
-    there are those that the suite is run against; one asked for beside them is shown without a target. ``mean`` is what the geometric mean of the ratios
-    has to reach, over the better peer of each case. ``entries`` are the ways in that are measured (names of
-    ``runner.ENTRIES``). ``threads`` is the default of ``--threads``; ``ALL_CORES`` stands for as many as this process
-    may use. ``hot``: small shapes are multiplied until they have kernels of their own, before anything is timed. ``into_out``: results go into an existing array, so that nobody's allocator is measured. ``unit``: what
-    the columns show, ``"GFLOP/s"``, ``"us"`` or ``"ms"``. ``measure(suite, case, dtype, conditions)`` is given where
-    a suite does not pair tvmgemm's ways in with peers, and ``view`` where its rows are not shown like those pairs.
+    ``cases(dtype, extent)`` lists them for an extent of ``EXTENTS``. ``targets`` gives, per peer, the ratio that each
+    row has to reach (a ratio above 1: tvmgemm is faster); a case's own targets replace them. The peers named there are
+    those that the suite is run against; one asked for beside them is shown without a target. ``mean`` is what the
+    geometric mean of the ratios has to reach, over the better peer of each case. ``entries`` are the ways in that are
+    measured (names of ``runner.ENTRIES``). ``threads`` is the default of ``--threads``; ``ALL_CORES`` stands for as
+    many as this process may use. ``hot``: small shapes are multiplied until they have kernels of their own, before
+    anything is timed. ``into_out``: results go into an existing array, so that nobody's allocator is measured.
+    ``unit``: what the columns show, ``"GFLOP/s"``, ``"us"`` or ``"ms"``. ``measure(suite, case, dtype, conditions)`` is
+    given where a suite does not pair tvmgemm's ways in with peers, and ``view`` where its rows are not shown like those
+    pairs.
     """
 
     name: str

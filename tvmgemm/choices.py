@@ -167,7 +167,8 @@ def _shallow(kind: Kind) -> list[Rule]:
 
 
 def _from_afar(kind: Kind) -> str:
-    """Why a B that L3 does not deliver in time is packed for few rows: its rows are pages apart; packed, it is asked for in time."""
+    """Why a B that L3 does not deliver in time is packed for few rows: its rows are pages apart; packed, it is asked
+    for in time."""
     return f"a B of more than {int(kind.far_b)} elements: packed once for all rows of tiles"
 
 

@@ -67,8 +67,8 @@ class Host:
 
     def isa(self, cap: str | None = None, dtype: str = "float32", arithmetic: str | None = None) -> Isa | None:
         """The widest instruction set with kernels for ``dtype`` whose features are all present and which is not wider
-        than ``cap``; of levels whose kernels are the same, unless another arithmetic is forced, the narrowest, so that machines
-        share them. ``arithmetic``: the widest with such kernels that sum products in that way.
+        than ``cap``; of levels whose kernels are the same, unless another arithmetic is forced, the narrowest, so that
+        machines share them. ``arithmetic``: the widest with such kernels that sum products in that way.
 
         ``cap`` is a name of ``family.isa.ISAS``; one of another architecture says nothing about this one and
         caps nothing. None when this machine has no such instruction set.

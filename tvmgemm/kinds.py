@@ -1,4 +1,4 @@
-"""Kinds of problems: what the planner's rules go by, of a dtype, its layouts, the tiles and the caches, derived in one place."""
+"""Kinds of problems: what the planner's rules go by, derived from dtype, layouts, tiles and caches in one place."""
 
 from __future__ import annotations
 
@@ -128,7 +128,8 @@ class Kind:
 
     @property
     def far_b(self) -> float:
-        """A B beyond what L3 delivers in time by itself: each thread reads columns of its own, as long as L3 holds them all."""
+        """A B beyond what L3 delivers in time by itself: each thread reads columns of its own, as long as L3 holds them
+        all."""
         reach = 4.0 * self.l2_block
         if self.one_thread:
             return reach

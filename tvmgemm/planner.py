@@ -1,9 +1,9 @@
 """The planner: which kernel serves a problem, with which block sizes and how many tasks, and why.
 
 ``plan`` is pure: the same problem, host and options give the same plan. It works through an ordered list of rules, each
-a box (bounds on the sizes and on products of them) and a decision; the first box that holds the problem decides. A plan carries
-the box in which every problem of the same layouts gets the same plan, so the native dispatch table asks once per box
-and not once per shape.
+a box (bounds on the sizes and on products of them) and a decision; the first box that holds the problem decides. A plan
+carries the box in which every problem of the same layouts gets the same plan, so the native dispatch table asks once
+per box and not once per shape.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ SHAPE_WORK = 12**3
 #: The same of integers: 64-bit ones of 16x16x4 are slower so.
 SHAPE_WORK_OF_INTEGERS = 8**3
 
-#: Products of a small shape after which a kernel for it alone is built. One saves some 10 ns of each; building takes a second
-#: of another core, in the background, once for all processes to come: with 5 ms saved if it had been there, 200 such programs pay
-#: for it, and one that goes on for a second does so by itself.
+#: Products of a small shape after which a kernel for it alone is built. One saves some 10 ns of each; building takes a
+#: second of another core, in the background, once for all processes to come: with 5 ms saved if it had been there, 200
+#: such programs pay for it, and one that goes on for a second does so by itself.
 HOT_PRODUCTS = 500_000
 
 

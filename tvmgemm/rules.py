@@ -104,8 +104,9 @@ def _symmetric(problem: Problem, isa: Isa, options: Options) -> list[Rule]:
     # A narrow tile computes least above the diagonal, a wide one reads A less often.
     low, high = SYMMETRIC_ROWS + 1, math.inf
     in_place = "none" if problem.b_layout == "row" else "b"
-    small = Rule(Box(m=(low, SYMMETRIC_NARROW // DTYPES[problem.dtype].itemsize)), DEFAULT_VARIANT, in_place, fitting[0][1], why, symmetric=True)
-    large = Rule(Box(m=(low, high)), DEFAULT_VARIANT, "ab" if in_place == "none" else "b", fitting[-1][1], why, symmetric=True)
+    narrow, (_, narrowest), (_, widest) = SYMMETRIC_NARROW // DTYPES[problem.dtype].itemsize, fitting[0], fitting[-1]
+    small = Rule(Box(m=(low, narrow)), DEFAULT_VARIANT, in_place, narrowest, why, symmetric=True)
+    large = Rule(Box(m=(low, high)), DEFAULT_VARIANT, "ab" if in_place == "none" else "b", widest, why, symmetric=True)
     found = []
     for rule in (small, large):
         found += stack_shared_out(rule, options)
@@ -119,8 +120,9 @@ def _symmetric(problem: Problem, isa: Isa, options: Options) -> list[Rule]:
 
 
 def _choices_without_peer(kind: Kind) -> list[Rule]:
-    """The choices for the dtypes that NumPy has a scalar loop for: everything is served, and what decides is how soon the packing
-    of both operands pays, for a packed kernel multiplies groups of elements and converts each element once."""
+    """The choices for the dtypes that NumPy has a scalar loop for: everything is served, and what decides is how soon
+    the packing of both operands pays, for a packed kernel multiplies groups of elements and converts each element
+    once."""
     packed = Rule(Box(), kind.variant.name, "ab", PACKED, "both operands packed")
     if not kind.b_row_major:
         return [packed]
@@ -151,7 +153,9 @@ def _little_use(kind: Kind) -> list[Rule]:
     lanes, why = lanes_of(kind.isa.name, dtype.name, "none"), f"m <= {few} and k > {kc}: blocks of k, read in place"
     tiles = [(ONE_ROW, 1, math.inf), (TINY, few, lanes), (SLENDER, few, 2 * lanes), (IN_PLACE, few, math.inf)]
     # The sums of several blocks have to wait somewhere until they are rounded, which takes a kernel with loops over blocks.
-    return in_place + [Rule(Box(m=(0, rows), n=(0, width), k=(kc + 1, math.inf)), name, "none", tile, why) for tile, rows, width in tiles]
+    for tile, rows, width in tiles:
+        in_place.append(Rule(Box(m=(0, rows), n=(0, width), k=(kc + 1, math.inf)), name, "none", tile, why))
+    return in_place
 
 
 def _few_columns(kind: Kind) -> list[Rule]:

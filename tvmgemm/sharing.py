@@ -21,7 +21,8 @@ PARALLEL_WORK = 1 << 18
 #: bound takes as long as one of the bound; from the last on, what matters is that the shares come out even.
 STACK_LENGTHS = ((0.0, 512), (16.0**3, 64), (4 * 16.0**3, 16), (16 * 16.0**3, 8))
 
-#: Micro-tiles of rows per task from which A3B2C0 shares out rows: each task then packs blocks of its own, and no two have to meet.
+#: Micro-tiles of rows per task from which A3B2C0 shares out rows: each task then packs blocks of its own, and no two
+#: have to meet.
 TALL = 16
 
 #: m up to which a B that no cache holds is read for too few products: each element of it once, into registers.

@@ -18,16 +18,16 @@ class KernelSpec:
 
     ``dtype``: a name of ``problem.DTYPES``. ``isa``: a name of ``family.isa.ISAS``. ``variant``: a name of
     ``family.variants.VARIANTS``. ``mr``, ``nr``, ``kr``: the micro-tile in elements; the one that is not a dimension of
-    the resident operand is 0. ``op``: ``"matmul"`` writes C = A.B and never reads C; ``"gemm"`` computes
-    C = alpha.A.B + beta.C. ``packing``: which operands are packed, one of the variant's ``packings``; a B that a
-    resident-C kernel reads in place must have unit column stride, and so must a C that is not packed by a variant that
-    packs it. ``symmetric``: B is A^T in the same memory, half of C is computed and copied to the other half.
-    ``parallel``: the outer loop whose iterations are shared out to tasks, or ``""``. ``step``: one of ``STEPS``.
-    ``without``: those of ``SWITCHES`` that are left out. ``blocked``: False leaves out the loops over cache blocks and
-    everything else that a small product can do without (``family.unblocked``), but with packing ``"b"`` the copy of a B that has
-    no contiguous rows. ``arithmetic``: a name of
-    ``family.arithmetic.ARITHMETICS``, or ``""`` for the default of dtype, instruction set and packing. ``shape``: the m, n, k that the
-    kernel is for and that are constants of its code (``family.specialised``), or None.
+    the resident operand is 0. ``op``: ``"matmul"`` writes C = A.B and never reads C; ``"gemm"`` computes C = alpha.A.B
+    + beta.C. ``packing``: which operands are packed, one of the variant's ``packings``; a B that a resident-C kernel
+    reads in place must have unit column stride, and so must a C that is not packed by a variant that packs it.
+    ``symmetric``: B is A^T in the same memory, half of C is computed and copied to the other half. ``parallel``: the
+    outer loop whose iterations are shared out to tasks, or ``""``. ``step``: one of ``STEPS``. ``without``: those of
+    ``SWITCHES`` that are left out. ``blocked``: False leaves out the loops over cache blocks and everything else that a
+    small product can do without (``family.unblocked``), but with packing ``"b"`` the copy of a B that has no contiguous
+    rows. ``arithmetic``: a name of ``family.arithmetic.ARITHMETICS``, or ``""`` for the default of dtype, instruction
+    set and packing. ``shape``: the m, n, k that the kernel is for and that are constants of its code
+    (``family.specialised``), or None.
     """
 
     dtype: str

@@ -8,9 +8,10 @@ way of every other kernel.
 A register of A holds rows of A as they are, so A is packed like that: ``panels(panel, chunk, row, group)``. What is left of
 the last chunk is 0 in both operands.
 
-Wider integers are sums of bytes times powers of 256, and their product modulo 2**n is the sum of the products of those bytes
-whose weights together are below n: 3 for 16 bits, 10 for 32, 36 for 64. Each byte is a plane of the panels by itself. So are the
-two bfloat16 numbers that a float16 one is the sum of; all four of their products add to the same sums (``halves``).
+Wider integers are sums of bytes times powers of 256, and their product modulo 2**n is the sum of the products of those
+bytes whose weights together are below n: 3 for 16 bits, 10 for 32, 36 for 64. Each byte is a plane of the panels by
+itself. So are the two bfloat16 numbers that a float16 one is the sum of; all four of their products add to the same
+sums (``halves``).
 """
 
 from __future__ import annotations
@@ -89,9 +90,9 @@ def longest_block(elements: Elements) -> int | None:
 
 
 def multiply(g: Generator, tile: Tile, at: dict[str, Any], steps, place: Callable[[int, int], Any], row_bytes) -> None:
-    """A panel . B panel, of planes all products, stored as sums to rows ``row_bytes`` apart: element (i, j) of the tile to the
-    address ``place(i, j)``. Registers of which no row is in C are left out (but in sums that wait for other blocks of k they are zeros: all of those are
-    added up); the others are stored as they are."""
+    """A panel . B panel, of planes all products, stored as sums to rows ``row_bytes`` apart: element (i, j) of the tile
+    to the address ``place(i, j)``. Registers of which no row is in C are left out (but in sums that wait for other
+    blocks of k they are zeros: all of those are added up); the others are stored as they are."""
     instruction, planes = g.elements.matrix_instruction(0, 0), g.elements.arithmetic.planes
 
     def pairs(each: Callable) -> None:
@@ -103,8 +104,9 @@ def multiply(g: Generator, tile: Tile, at: dict[str, Any], steps, place: Callabl
 
 
 def multiply_planes(g: Generator, tile: Tile, at: dict[str, Any], steps, sums: View, part: View) -> None:
-    """``sums`` = A panel . B panel where elements are split into planes of bytes: the products of one weight after the other, each
-    by way of ``part``. A weight's sum is one modulo 2**32, or of one block of k, which it holds (``longest_block``)."""
+    """``sums`` = A panel . B panel where elements are split into planes of bytes: the products of one weight after the
+    other, each by way of ``part``. A weight's sum is one modulo 2**32, or of one block of k, which it holds
+    (``longest_block``)."""
     elements, planes = g.elements, g.elements.arithmetic.planes
     lanes, row = elements.lanes, const(g.tile["n"] * elements.panels.itemsize)
 
@@ -143,7 +145,8 @@ def _by_height(g: Generator, tile: Tile, product: Callable[[int], None]) -> None
 def _multiply(
     g: Generator, tile: Tile, at: dict[str, Any], steps, pairs: Callable, place: Callable[[int, int], Any], row_bytes, high: int,
 ) -> None:  # fmt: skip
-    """The products of pairs of planes, in ``high`` rows of registers: ``pairs(each)`` calls ``each(plane of A, of B, instruction)``."""
+    """The products of pairs of planes, in ``high`` rows of registers: ``pairs(each)`` calls ``each(plane of A, of B,
+    instruction)``."""
     wide = tile.nr // MATRIX_ROWS
     c = {(i, j): i * wide + j for i in range(high) for j in range(wide)}
     a = [len(c) + i for i in range(high)]
@@ -186,8 +189,8 @@ def _multiply(
 def pack_rows(
     elements: Elements, panels: View, operand: Operand, *, width: int, first, e0, extent, count, p0, kb, vectorised: bool
 ) -> None:
-    """Pack ``count`` panels of A, from panel ``first`` of the block on, which starts at row ``e0`` and index ``p0`` along k and
-    has ``extent`` rows and ``kb`` along k. Rows past the edge repeat the last one."""
+    """Pack ``count`` panels of A, from panel ``first`` of the block on, which starts at row ``e0`` and index ``p0``
+    along k and has ``extent`` rows and ``kb`` along k. Rows past the edge repeat the last one."""
     span = MATRIX_ROWS * elements.group
     with loop("panel", count, first) as panel:
         base, valid = let("base", e0 + panel * const(width)), let("valid", extent - panel * const(width))

@@ -65,8 +65,8 @@ def shape_member(dtype: str, isa: str, shape: tuple[int, int, int]) -> KernelSpe
 
 
 def default_members(dtype: str, isa: str) -> Iterator[KernelSpec]:
-    """The kernels of every variant that the dtype has, with the default tiles: all packed; with resident C also those that read
-    both operands in place, for a wide C and for one no wider than a vector."""
+    """The kernels of every variant that the dtype has, with the default tiles: all packed; with resident C also those
+    that read both operands in place, for a wide C and for one no wider than a vector."""
     for variant in VARIANTS.values():
         if variant.resident not in tiles_of(isa, dtype):
             continue

@@ -98,7 +98,8 @@ class _Panel:
         return self.elements.lanes
 
     def _at(self, e):
-        """Index of element e of this panel; past the edge, that of the last real element. (``base`` and ``valid`` count parts.)"""
+        """Index of element e of this panel; past the edge, that of the last real element. (``base`` and ``valid`` count
+        parts.)"""
         base, valid = (x if self.parts == 1 else emit.tirx.truncdiv(x, const(self.parts)) for x in (self.base, self.valid))
         return base + emit.minimum(const(e) if isinstance(e, int) else e, valid - const(1))
 

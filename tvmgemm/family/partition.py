@@ -1,9 +1,9 @@
 """Two loops shared out as one, so that neither rows nor columns of C alone must make up a share for every task.
 
-With resident C the innermost loop over cache blocks (ic in B3A2C0, jc in A3B2C0) and the outer loop over micro-tiles (jr, ir)
-run over the two dimensions of C. Blocks and the panels inside each, numbered through, are shared out: a task has a
-contiguous range of them, with as many micro-tiles as any other, in the first and in the last of its blocks perhaps only some panels. What is packed outside is
-shared, a block that two tasks meet in is packed by both.
+With resident C the innermost loop over cache blocks (ic in B3A2C0, jc in A3B2C0) and the outer loop over micro-tiles
+(jr, ir) run over the two dimensions of C. Blocks and the panels inside each, numbered through, are shared out: a task
+has a contiguous range of them, with as many micro-tiles as any other, in the first and in the last of its blocks
+perhaps only some panels. What is packed outside is shared, a block that two tasks meet in is packed by both.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ def multiply(g: Generator, blocks: dict[str, Block], task) -> None:
 class _ResidentTile:
     """One micro-tile of the resident operand: ``width`` elements across, kr along k, in registers.
 
-    ``at`` and ``following`` count this tile and the next, by dimension. At the end of k the tile is filled up with -0 and what it
-    meets with +0: their product -0 changes no sum, not even one that has vanished to -0.
+    ``at`` and ``following`` count this tile and the next, by dimension. At the end of k the tile is filled up with -0
+    and what it meets with +0: their product -0 changes no sum, not even one that has vanished to -0.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class _ResidentTile:
         emit.branch(simple, lambda: self._stream_c(in_place), lambda: self._stream_c(clamped))
 
     def _load(self) -> None:
-        """Bring the tile to registers: a whole one with contiguous rows as it is, any other by way of ``work``, which makes one
-        layout of every layout."""
+        """Bring the tile to registers: a whole one with contiguous rows as it is, any other by way of ``work``, which
+        makes one layout of every layout."""
         g, lanes = self.g, self.g.vectors.lanes
         source = g.sources[g.variant.resident]
         registers = {(q, c): g.vectors.register(f"x{q}_{c}") for q in range(self.kr) for c in self.chunks}

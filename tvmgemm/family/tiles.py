@@ -10,8 +10,9 @@ from __future__ import annotations
 from .arithmetic import MATRIX_REGISTERS, MATRIX_ROWS, WAYS, Arithmetic, arithmetic_of, lanes_of
 from .isa import Isa, isa_of
 
-#: The tiles of C by their place in the tables: that of packed kernels, of kernels that read B in place (often the same), of a C no
-#: wider than a vector, of such a C with few rows, of one up to two vectors wide, and (not of every dtype) of a single row.
+#: The tiles of C by their place in the tables: that of packed kernels, of kernels that read B in place (often the
+#: same), of a C no wider than a vector, of such a C with few rows, of one up to two vectors wide, and (not of every
+#: dtype) of a single row.
 PACKED, IN_PLACE, NARROW, TINY, SLENDER, ONE_ROW = range(6)
 
 #: In the place of such a number: no tile of the tables, but a kernel without loops over cache blocks, which has many.
@@ -45,8 +46,8 @@ TILES: dict[tuple[str, str], dict[str, tuple[tuple[int, int], ...]]] = {
 # fmt: on
 
 # fmt: off
-#: For the other dtypes, in rows and vectors of accumulators: as many columns as those have lanes, and a sixth for one row. An integer multiply-add of
-#: two instructions takes a register more than an FMA.
+#: For the other dtypes, in rows and vectors of accumulators: as many columns as those have lanes, and a sixth for one
+#: row. An integer multiply-add of two instructions takes a register more than an FMA.
 _SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     #                  packed, in place, narrow, tiny,  slender, one row
     "x86-64-v2":      ((5, 2), (5, 2), (12, 1), (8, 1), (5, 2), (1, 2)),
@@ -133,8 +134,9 @@ def registers_needed(rows: int, columns: int, isa: Isa, how: Arithmetic, residen
     """Vector registers that a micro-kernel with this resident tile keeps busy in its inner loop.
 
     C: mr.nr/lanes accumulators, nr/lanes vectors of B and one broadcast of A. A (and B): the tile, mr/lanes (nr/lanes)
-    vectors of C and one broadcast. Where a multiply-add is more than one instruction, one product more; of pairs of parts the
-    vectors of B turned round. Of a matrix unit the tile registers: those of C, and one row and one column of them for A and B.
+    vectors of C and one broadcast. Where a multiply-add is more than one instruction, one product more; of pairs of
+    parts the vectors of B turned round. Of a matrix unit the tile registers: those of C, and one row and one column of
+    them for A and B.
     """
     if how.matrix:
         high, wide = rows // MATRIX_ROWS, columns // MATRIX_ROWS

@@ -42,7 +42,8 @@ def word(value: int, lanes: int):
 
 
 class Register:
-    """A variable of one vector (or one element). One allocation each: LLVM merges a larger tile into a vector of hundreds of lanes."""
+    """A variable of one vector (or one element). One allocation each: LLVM merges a larger tile into a vector of
+    hundreds of lanes."""
 
     def __init__(self, buffer, lanes: int):
         self._buffer = buffer
@@ -127,8 +128,8 @@ class Vectors:
         return Register(buffer, self.lanes)
 
     def transpose(self, rows: list, unit: int = 1) -> list:
-        """The lanes x lanes block held in ``rows``, transposed in registers; of elements that are ``unit`` lanes wide, as many
-        as a vector has.
+        """The lanes x lanes block held in ``rows``, transposed in registers; of elements that are ``unit`` lanes wide,
+        as many as a vector has.
 
         In the steps that instruction sets have: interleave within 128-bit groups until each group of each vector holds
         one column of a small block, then gather the groups of a column. (Other factorings of the same permutation

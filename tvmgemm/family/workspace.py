@@ -71,8 +71,8 @@ class Workspace:
         return self._generator.values["tasks"] if self._generator.spec.parallel else None
 
     def _add_slots(self) -> None:
-        """Memory for the sums of several blocks of k: panels where C collects all sums in such, otherwise rows of C, of the part
-        that the loops outside of ``pc`` are at."""
+        """Memory for the sums of several blocks of k: panels where C collects all sums in such, otherwise rows of C, of
+        the part that the loops outside of ``pc`` are at."""
         generator = self._generator
         if placement.collects(generator.spec):
             self._add_panels("S", "C", generator.packed["C"], slots)
@@ -97,7 +97,8 @@ class Workspace:
 
     @staticmethod
     def _of_panels(name: str) -> bool:
-        """Whether a buffer has the elements of panels; the others have sums. (Parts of sums on a matrix unit have 32 bits.)"""
+        """Whether a buffer has the elements of panels; the others have sums. (Parts of sums on a matrix unit have 32
+        bits.)"""
         return name in ("A", "B", "U")
 
     @property

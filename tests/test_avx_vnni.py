@@ -6,9 +6,9 @@ import amx
 import numpy as np
 import pytest
 from direct_kernels import announced
+from element_kernels import calls, numbers, run
 from equivalence import forget_plans, planned, served_by_us
 from hypothesis import given, settings
-from test_elements import calls, numbers, run
 
 import tvmgemm
 from tvmgemm import dispatch

@@ -6,9 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
-from equivalence import FORCED, RUNNABLE, planned, served_by_us
-from test_dtypes import assert_right, numbers
 from arrays import LAYOUTS, arranged
+from equivalence import FORCED, RUNNABLE, planned, served_by_us
+from references import assert_right, numbers
 
 import tvmgemm
 

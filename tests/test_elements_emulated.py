@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from direct_kernels import stored
+from element_kernels import assert_right, lay_out, numbers
 from emulation import AARCH64, Kernels, aarch64, x86_64
-from test_elements import assert_right, lay_out, numbers
 
 from tvmgemm.family.arithmetic import WAYS
 from tvmgemm.family.members import member

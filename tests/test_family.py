@@ -155,11 +155,11 @@ def test_sharing_out_a_loop_changes_no_bit(built, dtype, op):
             forced = {"variant": spec.variant, "microkernel": spec.tile, "packing": spec.packing}
             with planned((1, 1, 16), parallel_loop="none", **forced):
                 expected = product_of(a, b, old, op)
-            for member in shared:
-                before = calls(member)
-                with planned((1, 1, 16), parallel_loop=member.parallel, num_threads=tasks, **forced):
+            for parallel in shared:
+                before = calls(parallel)
+                with planned((1, 1, 16), parallel_loop=parallel.parallel, num_threads=tasks, **forced):
                     result = product_of(a, b, old, op)
-                assert calls(member) > before, f"{member.name} did not run"
+                assert calls(parallel) > before, f"{parallel.name} did not run"
                 assert_same_bits(result, expected)
 
 

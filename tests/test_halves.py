@@ -8,9 +8,9 @@ import amx
 import numpy as np
 import pytest
 from direct_kernels import Kernels
+from element_kernels import assert_right, calls, check_not_finite, lay_out, numbers, run
 from equivalence import forget_plans, planned, served_by_us
 from hypothesis import given, settings
-from test_elements import assert_right, bits_of, calls, check_not_finite, lay_out, numbers, run
 
 import tvmgemm
 from tvmgemm import dispatch

@@ -12,10 +12,10 @@ import amx
 import numpy as np
 import pytest
 from direct_kernels import announced, stored
+from element_kernels import assert_right, calls, check_flushed, check_not_finite, numbers, run
 from equivalence import forget_plans, planned, served_by_us
 from hypothesis import given, settings
 from plain_kernels import compiler
-from test_elements import assert_right, calls, check_flushed, check_not_finite, numbers, run
 
 import tvmgemm
 from tvmgemm import dispatch

@@ -223,7 +223,7 @@ def test_a_hot_shape_is_built_once_and_serves(tmp_path):
             tvmgemm.matmul(a, b)
             assert tvmgemm.stats().kernels[told.kernel] == before + 1
 
-    program = f"""if True:
+    program = """if True:
         import numpy as np, tvmgemm, sys
         a, b = np.ones((9, 5, 7), "f"), np.ones((9, 7, 6), "f")
         assert (tvmgemm.matmul(a, b) == 7).all()

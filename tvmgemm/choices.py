@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 
 from .boxes import Box, Rule
-from .family.tiles import IN_PLACE, NARROW, PACKED, SLENDER, TILES, TINY, UNBLOCKED
+from .family.tiles import IN_PLACE, NARROW, PACKED, ROW_STEPS, SLENDER, TILES, TINY, UNBLOCKED
 from .family.validity import STUDIED
 from .kinds import Kind
 from .sharing import FLAT
@@ -57,6 +57,16 @@ def choices(kind: Kind) -> list[Rule]:
         *_few_rows(kind),
         *_packed(kind),
     ]
+
+
+def one_row(kind: Kind) -> list[Rule]:
+    """A wide row of C by rows of B, which kernels without loops over cache blocks read at the speed of memory. It is ahead of
+    what is left to BLAS. (Where BLAS does not take the strides, one row is like few: more rules would be more boxes.)"""
+    if not (kind.problem.gemv and kind.unblocked_in_place and kind.problem.dtype in STUDIED):
+        return []
+    low = 2 * kind.widest
+    why = f"m = 1, n >= {low} and k >= {ROW_STEPS}: sums in L1, to which rows of B are added several at once"
+    return [Rule(Box(m=(1, 1), n=(low, math.inf), k=(ROW_STEPS, math.inf)), kind.variant.name, "none", UNBLOCKED, why)]
 
 
 def _narrow_c(kind: Kind) -> list[Rule]:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from . import sharing
 from .blocking import steps_of
 from .boxes import Box, Rule, possible
-from .choices import FEW_ROWS_OF_TILES, SHALLOW, choices
+from .choices import FEW_ROWS_OF_TILES, SHALLOW, choices, one_row
 from .family.arithmetic import arithmetic_of, lanes_of, rounds_once
 from .family.isa import Isa
 from .family.tiles import IN_PLACE, ONE_ROW, PACKED, SLENDER, TILES, TINY, UNBLOCKED
@@ -65,6 +65,8 @@ def rules_of_kind(kind: Kind) -> tuple[Rule, ...]:
     """The rules for problems of a kind."""
     problem, options, rules = kind.problem, kind.options, []
     peer = problem.dtype in BLAS
+    for choice in one_row(kind):
+        rules += shared_out(choice, kind)
     if peer and not forced(options) and problem.op == "matmul":
         if problem.gemv:
             rules += _vectors(problem, kind.host)

@@ -116,6 +116,10 @@ UNBLOCKED_TILES |= {
     if (isa, dtype) not in UNBLOCKED_TILES
 }
 
+#: k from which rows of B go by for a C of one row wider than a tile (``one_row``): clearing its sums in L1 and bringing them to C
+#: is then little beside adding to them.
+ROW_STEPS = 32
+
 #: More rows need more addresses than there are registers for, and save nothing any more.
 MOST_ROWS = 16
 

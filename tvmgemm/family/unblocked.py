@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from . import emit, microkernel, pairs, side_by_side
+from . import emit, one_row, microkernel, pairs, side_by_side
 from .arithmetic import bits
 from .elements import Elements
 from .emit import const, let, loop
@@ -165,7 +165,12 @@ def _blocks_of_k(g: Generator, q, i0, rows, j0, columns) -> None:
             p0 = let("p0", index * kc)
             _Product(g, q, i0, rows, j0, columns, p0, let("kb", emit.minimum(kc, k - p0))).columns_of_tiles()
 
-    emit.branch(side_by_side.applies(g, rows, columns, count), lambda: side_by_side.product(g, i0, rows, j0, columns, count), in_turn)
+    def row_or_tiles() -> None:
+        emit.branch(one_row.applies(g, rows, columns), lambda: one_row.product(g, i0, j0, columns, count), in_turn)
+
+    emit.branch(
+        side_by_side.applies(g, rows, columns, count), lambda: side_by_side.product(g, i0, rows, j0, columns, count), row_or_tiles
+    )
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class View:
         view = cls.__new__(cls)
         view._buffer = T.alloc_buffer((math.prod(shape),), dtype, scope="local", annotations=ON_STACK)
         IRBuilder.name(name, view._buffer)
-        view._strides, view._offset = (const(shape[1]), 1), None
+        view.dtype, view._strides, view._offset = dtype, (const(shape[1]), 1), None
         return view
 
     def kept(self) -> View:
@@ -108,9 +108,10 @@ class View:
         """The address of an element."""
         return T.address_of(self.get(*indices))
 
-    def prefetch(self, *indices) -> None:
-        """Ask for the cache line of an element, which need not exist: a prefetch never faults."""
-        T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", self.address(*indices), 0, 3, 1))
+    def prefetch(self, *indices, into: int = 1) -> None:
+        """Ask for the cache line of an element, which need not exist: a prefetch never faults. ``into``: the nearest level of
+        the caches that gets it."""
+        T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", self.address(*indices), 0, 4 - into, 1))
 
 
 def pointer(name: str, base, dtype: str, offset):

@@ -1,0 +1,119 @@
+"""A wide C of one row: sums in L1, to which several rows of B are added at once."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from equivalence import (
+    FLOATS,
+    FORCED,
+    RUNNABLE,
+    Layout,
+    assert_close,
+    assert_same_bits,
+    fill,
+    lay_out,
+    multiply,
+    planned,
+    row_major,
+    served_by_us,
+)
+
+import tvmgemm
+from tvmgemm.family.isa import ISAS
+from tvmgemm.family.one_row import AT_ONCE, FAR, SUMS, SUMS_FAR
+from tvmgemm.family.tiles import ROW_STEPS, UNBLOCKED_TILES
+from tvmgemm.problem import DTYPES
+
+pytestmark = pytest.mark.skipif(not RUNNABLE, reason="no kernels for this CPU")
+
+every_dtype = pytest.mark.parametrize("dtype", FLOATS)
+every_isa = pytest.mark.parametrize("isa", RUNNABLE)
+
+#: Rows of B and of C lie apart.
+APART = Layout((0, 1), (1, 1), (0, 3), start=5)
+
+#: A row of A in every layout that one can have.
+ROWS_OF_A = [row_major(), Layout((0, 1), (1, 3), (0, 0)), Layout((0, 1), (1, -1), (0, 0)), Layout((0, 1), (1, 0), (0, 0))]
+
+
+def operands(n: int, k: int, dtype: str, a_layout: Layout):
+    """A, B and C of one row; C's buffer holds noise."""
+    rng = np.random.default_rng(n + k)
+    a, b, c = (lay_out(shape, dtype, x) for shape, x in (((1, k), a_layout), ((k, n), APART), ((1, n), APART)))
+    fill(a.view, rng)
+    fill(b.view, rng)
+    c.buffer[...] = rng.integers(0, 256, c.buffer.shape, "u1")
+    return a, b, c
+
+
+def check(n: int, k: int, dtype: str, a_layout: Layout, blocks: tuple[int, int, int] | None, **options) -> str:
+    """That C has the bits of a packed kernel; the name of the kernel that computed it."""
+    a, b, c = operands(n, k, dtype, a_layout)
+    with planned(blocks, **options):
+        told = tvmgemm.explain(a.view, b.view)
+        assert told.problem.m == 1 and "-unblocked-" in told.kernel
+        multiply(a, b, c, dtype)
+    isa = options.get("max_isa")
+    with planned(blocks, max_isa=isa, num_threads=1, variant=FORCED, packing="ab"), served_by_us(dtype):
+        assert_same_bits(c.view, tvmgemm.matmul(a.view, b.view))
+    assert_close(c.view, a.view, b.view)
+    return told.kernel
+
+
+@every_dtype
+@every_isa
+def test_every_edge(dtype, isa):
+    """Whole vectors and a last one under a mask, one block of k and several, passes of several rows of B and of one."""
+    size = DTYPES[dtype].c_size
+    lanes, low, room = ISAS[isa].lanes(size), 2 * UNBLOCKED_TILES[isa, dtype][1], SUMS // size
+    widths = [*range(low, low + lanes + 2), room - 1, room, room + 1, 2 * room + lanes // 2]
+    layouts = itertools.cycle(ROWS_OF_A)
+    steps = itertools.cycle([ROW_STEPS, *(2 * ROW_STEPS + q for q in range(1, AT_ONCE + 1))])
+    for n in widths:
+        check(n, next(steps), dtype, next(layouts), (1, 1, 32), max_isa=isa, num_threads=1)
+
+
+@every_dtype
+@every_isa
+def test_a_b_from_memory(dtype, isa):
+    """The rows after those in use are asked for; more sums at once."""
+    size = DTYPES[dtype].c_size
+    n = SUMS_FAR // size + 100
+    check(n, FAR // size // n + 3, dtype, row_major(), None, max_isa=isa, num_threads=1)
+
+
+@every_dtype
+@pytest.mark.parametrize("n", [301, 2 * SUMS_FAR // 4])
+def test_shared_out(dtype, n):
+    """Threads share columns."""
+    told = tvmgemm.explain(np.ones(700, dtype), np.ones((700, n), dtype))
+    assert "m = 1" in told.reason
+    assert "-jc-" in check(n, 700, dtype, row_major(), None, parallel_work=1, num_threads=2)
+
+
+@every_dtype
+def test_scaled_and_added(dtype):
+    """gemm: alpha and beta, once for each element, also of several blocks of k."""
+    for n, k in ((300, 40), (300, 70)):
+        a, b, c = operands(n, k, dtype, row_major())
+        before = np.random.default_rng(3).standard_normal((1, n)).astype(dtype)
+        for alpha, beta in ((2.0, 0.0), (1.0, 1.0), (-0.5, 3.0)):
+            results = []
+            for options in ({}, {"variant": FORCED, "packing": "ab"}):
+                c.view[...] = before
+                with planned((1, 1, 32), num_threads=1, **options), served_by_us(dtype):
+                    results.append(np.array(tvmgemm.gemm(a.view, b.view, c.view, alpha=alpha, beta=beta)))
+            assert_same_bits(*results)
+
+
+@every_dtype
+def test_infinities_and_nans(dtype):
+    """Nothing that is not an element of an operand takes part: no NaN and no warning that NumPy has not."""
+    a, b, _ = operands(301, 67, dtype, row_major())
+    a.view[0, 66] = np.inf
+    b.view[66, :] = np.where(b.view[66, :] < 0, -1, 1)
+    with planned(num_threads=1), served_by_us(dtype), np.errstate(all="raise", under="ignore"):
+        np.testing.assert_array_equal(tvmgemm.matmul(a.view, b.view), np.inf * b.view[66:])

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from . import sharing
 from .blocking import steps_of
-from .boxes import Box, Rule, possible
+from .boxes import STACK, Box, Rule, possible
 from .choices import FEW_ROWS_OF_TILES, SHALLOW, choices, one_row
 from .family.arithmetic import arithmetic_of, lanes_of, rounds_once
 from .family.isa import Isa
@@ -66,7 +66,7 @@ def rules_of_kind(kind: Kind) -> tuple[Rule, ...]:
     problem, options, rules = kind.problem, kind.options, []
     peer = problem.dtype in BLAS
     for choice in one_row(kind):
-        rules += shared_out(choice, kind)
+        rules += [_worth_sharing(rule, options) for rule in shared_out(choice, kind)]
     if peer and not forced(options) and problem.op == "matmul":
         if problem.gemv:
             rules += _vectors(problem, kind.host)
@@ -75,6 +75,13 @@ def rules_of_kind(kind: Kind) -> tuple[Rule, ...]:
     for choice in choices(kind) if peer else _choices_without_peer(kind):
         rules += shared_out(choice, kind)
     return tuple(rules)
+
+
+def _worth_sharing(rule: Rule, options: Options) -> Rule:
+    """The rule for a vector times a matrix, of which tasks get twice as much as of others: memory decides, and not the FMAs."""
+    if rule.tasks == 1 or rule.parallel == STACK or options.parallel_loop is not None:
+        return rule
+    return replace(rule, box=rule.box.clipped("work", rule.tasks * sharing.PARALLEL_WORK, math.inf))
 
 
 def _vectors(problem: Problem, host: Host) -> list[Rule]:

@@ -37,6 +37,11 @@ KC_STEP = 32
 #: Longer blocks of k gain nothing measurable and cost accuracy: each is one chain of additions.
 KC_LIMIT = 512
 
+#: kc of bools that are packed: where every sum is true after one block of k, the others are not even packed.
+KC_BOOLS = 256
+
+_ENDLESS = 1 << 40
+
 #: Bytes of the block packed for L3, at most, by its operand: the bulk of a call's scratch memory. A block of A passes by once for
 #: every few columns of C, so it has to stay in the part of L3 that other cores leave to this one.
 L3_BLOCK_LIMITS = {"A": 2 << 20, "B": 8 << 20, "C": 8 << 20}
@@ -124,6 +129,8 @@ def blocks_of(spec: KernelSpec, host: Host) -> BlockSizes:
     how = arithmetic_of(spec.isa, spec.dtype, spec.packing, spec.arithmetic)
     steps = steps_of(spec.isa, spec.dtype, how, host)
     sizes = block_sizes(VARIANTS[spec.variant], tile, how.panel_size, steps, l1, l2, l3, not how.matrix)
+    if how.saturates:  # blocks in place need no end
+        return replace(sizes, kc=KC_BOOLS if spec.packing == "ab" else _ENDLESS)
     return replace(sizes, kc=steps * how.group)
 
 

@@ -72,6 +72,17 @@ class Arithmetic:
         """Whether sums are floating-point numbers."""
         return self.sum.startswith("float")
 
+    @property
+    def saturates(self) -> bool:
+        """Whether a sum that is true stays so, whatever comes."""
+        return self.name.startswith("and")
+
+    @property
+    def any_order(self) -> bool:
+        """Whether the terms of a sum may be added up in any order and by vectors along k: those of integers and bits, and of what
+        multiplies groups of floating-point numbers, which has an order of its own."""
+        return not (self.matrix or self.halves or self.parts > 1) and (not self.floating or self.group > 1)
+
     def is_fused(self, isa: Isa) -> bool:
         """Whether a step is one instruction."""
         return isa.name in self.fused or ("fma" in self.fused and isa.fma)

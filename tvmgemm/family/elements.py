@@ -6,6 +6,7 @@ of ``stored``: the half-precision types as their bits, booleans as the bytes tha
 
 from __future__ import annotations
 
+import functools
 from copy import copy
 
 from tvm import tirx
@@ -117,6 +118,8 @@ class Elements:
         kind = self.kinds[operand]
         if self.arithmetic.halves:
             return 0
+        if kind == "bool":
+            return 255  # so that it does not keep a tile from being true
         return _NAN.get(kind, float("nan") if kind.startswith("float") else 0)
 
     def memory(self, operand: str) -> Vectors:
@@ -194,8 +197,11 @@ class Elements:
 
     def consecutive(self, operand: str, view, *indices):
         """``lanes`` elements of a panel from a row of memory along k."""
-        count = self.lanes * self.group
-        value = self.element(operand, view.get_vector(count, *indices), count)
+        return self.in_groups(operand, view.get_vector(self.lanes * self.group, *indices))
+
+    def in_groups(self, operand: str, value):
+        """``lanes`` elements of a panel from as many groups of elements as they lie along k."""
+        value = self.element(operand, value, self.lanes * self.group)
         return value if self.group == 1 else reinterpret(value, "int32", self.lanes)
 
     # ---- the step -----------------------------------------------------------------------------------------------------
@@ -226,6 +232,13 @@ class Elements:
     def _turned(self, x):
         """The two halves of each lane in each other's places."""
         return T.call_llvm_intrin(self.panels.type, f"llvm.fshl.v{self.lanes}i32", x, x, self.panels.splat(16))
+
+    def some_false(self, sums: list):
+        """Condition: a sum of bools in one of these vectors is false yet."""
+        unsigned = f"uint{bits(self.sums.dtype)}"
+        least = functools.reduce(T.min, [reinterpret(x, unsigned, self.lanes) for x in sums])
+        none = T.bind(least) == splat(tirx.const(0, unsigned), self.lanes)
+        return T.call_llvm_intrin("bool", f"llvm.vector.reduce.or.v{self.lanes}i1", none)
 
     def shift_of(self, b, c):
         """c + 128 b or c - 128 b: what A's move by 128 has added to the sums of these columns of B."""

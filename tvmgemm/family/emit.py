@@ -62,6 +62,11 @@ def loop(name: str, extent, start=None):
         yield var
 
 
+def leave() -> None:
+    """End the innermost loop here."""
+    T.evaluate(T.break_loop())
+
+
 @contextmanager
 def parallel(name: str, tasks):
     """A loop whose iterations are shared out to the threads of the pool; yields its variable."""

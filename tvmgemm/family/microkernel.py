@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import emit, gapped
+from . import early, emit, gapped
 from .ahead import in_stretches
 from .elements import Elements
 from .emit import const, let, loop
@@ -137,11 +137,19 @@ def multiply_add(
             ahead(p)
         outer_product(tile, p, a_at, b_at, register_loads)
 
-    if begin is None:
+    saturates = tile.elements.arithmetic.saturates
+    if begin is not None:
+        in_stretches("p", steps, stretches, begin, step, (lambda done: early.leave_if_true(tile, done)) if saturates else None)
+    elif saturates:
+        with loop("block", emit.ceil_div(steps, const(early.UNDECIDED))) as block:
+            start = let("start", block * const(early.UNDECIDED))
+            count = let("count", emit.minimum(steps - start, const(early.UNDECIDED)))
+            with loop("p", count, start) as p:
+                step(p)
+            early.leave_if_true(tile, count)
+    else:
         with loop("p", steps) as p:
             step(p)
-        return
-    in_stretches("p", steps, stretches, begin, step)
 
 
 def write_back(

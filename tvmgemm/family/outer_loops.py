@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..spec import STEPS
-from . import ahead, emit, macrokernel, packed_ab, packed_c, partition, plain, resident_operand, split_k, triangle
+from . import ahead, early, emit, macrokernel, packed_ab, packed_c, partition, plain, resident_operand, split_k, triangle
 from .emit import const, let, loop
 from .variants import LOOP_DIMENSION
 
@@ -68,6 +68,8 @@ def _outer_loops(g: Generator, loops: list[str], blocks: dict[str, Block], task)
     count = let(f"{name}_blocks", emit.blocks_in(extent, step))
     if g.spec.parallel != name:
         with loop(name, count) as index:
+            if name == "pc" and g.elements.arithmetic.saturates:
+                emit.branch(index > const(0), lambda: emit.branch(_decided(g, blocks), emit.leave))
             body(index, task)
     elif name == "pc":
         split_k.share_out(g, count, blocks, body)
@@ -78,6 +80,12 @@ def _outer_loops(g: Generator, loops: list[str], blocks: dict[str, Block], task)
             first, share = g.share(count, task)
             with loop(name, share, first) as index:
                 body(index, task)
+
+
+def _decided(g: Generator, blocks: dict[str, Block]):
+    """Condition: all sums of bools in this part of C are true, so that the blocks of k to come change nothing."""
+    m, n = (blocks.get(d) or Block(const(0), g.values[d]) for d in "mn")
+    return early.all_true(g, m.start, m.size, n.start, n.size)
 
 
 def _asks_for_next(g: Generator) -> bool:

@@ -418,7 +418,16 @@ def test_few_rows_of_several_blocks_of_k_are_read_in_place():
         spec = plan(Problem("float16", m, n, 1000), HOSTS["server"], Options(num_threads=1)).spec
         assert (spec.packing, spec.blocked, (spec.mr, spec.nr)) == ("none", True, tile)
     assert plan(Problem("float16", 9, 500, 1000), HOSTS["server"], Options(num_threads=1)).spec.packing == "ab"
-    assert not plan(Problem("int32", 1, 1, 1000), HOSTS["server"], Options(num_threads=1)).spec.blocked
+    assert not plan(Problem("int32", 1, 30, 1000), HOSTS["server"], Options(num_threads=1)).spec.blocked
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int64", "uint8-int32"])
+def test_one_column_is_dot_products_where_the_order_of_sums_is_free(dtype):
+    for m, k in ((1, 1000), (3, 17), (500, 500)):
+        found = plan(Problem(dtype, m, 1, k), HOSTS["server"], Options(num_threads=1))
+        assert found.spec.packing == "ab" and "dot products" in found.reason
+    assert "dot products" not in plan(Problem("float16", 500, 1, 500), HOSTS["server"], Options(num_threads=1)).reason
+    assert "dot products" not in plan(Problem("int8", 500, 2, 500), HOSTS["server"], Options(num_threads=1)).reason
 
 
 def test_a_brief_sum_is_not_packed_for():

@@ -137,7 +137,16 @@ def _choices_without_peer(kind: Kind) -> list[Rule]:
         return [packed]
     if forced := kind.options.arithmetic:
         return [replace(packed, reason=f"both operands packed, arithmetic {forced} is forced")]
-    return [*(_little_use(kind) if kind.unblocked else _few_columns(kind)), packed]
+    if not kind.unblocked:
+        return [*_few_columns(kind), packed]
+    return [*_dot_products(kind, packed), *_little_use(kind), packed]
+
+
+def _dot_products(kind: Kind, packed: Rule) -> list[Rule]:
+    """One column of C, where the kernels that pack have dot products for it and pack nothing."""
+    how = arithmetic_of(kind.isa.name, kind.problem.dtype, "ab")
+    box = Box(n=(0, 1), k=(BRIEF + 1 if how.floating else 0, math.inf))
+    return [replace(packed, box=box, reason="C is one column: dot products of rows of A")] if how.any_order else []
 
 
 def _little_use(kind: Kind) -> list[Rule]:
@@ -150,10 +159,9 @@ def _little_use(kind: Kind) -> list[Rule]:
         few = (FEW_WIDENED if widens else FEW_GROUPED) * how.planes
         boxes = {f"m.n.k <= {GROUPED_WORK}": Box(n=(0, widest), k=(0, kc), work=(0, GROUPED_WORK))}
     else:
-        few, boxes = FEW, {
-            f"at most {SHALLOW} x {widest}": Box(m=(0, SHALLOW), n=(0, widest), k=(0, kc)),
-            f"n <= {widest} and k <= {BRIEF}": Box(n=(0, widest), k=(0, BRIEF)),
-        }  # fmt: skip
+        few, boxes = FEW, {f"at most {SHALLOW} x {widest}": Box(m=(0, SHALLOW), n=(0, widest), k=(0, kc))}
+    if how.group == 1 or how.floating:
+        boxes[f"n <= {widest} and k <= {BRIEF}"] = Box(n=(0, widest), k=(0, BRIEF))
     used = f"m <= {few}, each element of B is used so often"
     boxes[used] = Box(m=(0, few), k=(0, kc if rounds_once(dtype.name) else math.inf))
     in_place = [Rule(box, name, "none", UNBLOCKED, f"{why}: read in place") for why, box in boxes.items()]

@@ -18,7 +18,7 @@ import tvm
 from tvm import tirx
 
 from ..spec import STEPS, KernelSpec
-from . import ahead, block_sizes, emit, outer_loops, plain, specialised, unblocked
+from . import ahead, along_k, block_sizes, emit, outer_loops, plain, specialised, unblocked
 from .arithmetic import MATRIX_ROWS
 from .elements import Elements
 from .emit import const, let, loop
@@ -126,9 +126,13 @@ class Generator:
         self.pointers = given | moved
         self._view_operands()
         if self.spec.blocked:
-            emit.branch(self.values["k"] == const(0), lambda: plain.empty(self), lambda: outer_loops.multiply(self))
+            emit.branch(self.values["k"] == const(0), lambda: plain.empty(self), self._terms)
         else:
             unblocked.product(self, q)
+
+    def _terms(self) -> None:
+        """One product with k > 0 of a kernel with cache blocks."""
+        along_k.product(self, lambda: outer_loops.multiply(self))
 
     @property
     def _parts(self):

@@ -421,6 +421,12 @@ def test_few_rows_of_several_blocks_of_k_are_read_in_place():
     assert not plan(Problem("int32", 1, 30, 1000), HOSTS["server"], Options(num_threads=1)).spec.blocked
 
 
+def test_short_sums_of_bfloat16_are_read_in_place():
+    host = with_isa("x86-64-v4-bf16", (32 * KIB, 8), (1 * MIB, 8), (32 * MIB, 16), cores=8)
+    for k, packing in ((2, "none"), (16, "none"), (17, "ab")):
+        assert plan(Problem("bfloat16-float32", 300, 800, k), host, Options(num_threads=1)).spec.packing == packing
+
+
 @pytest.mark.parametrize("dtype", ["bool", "int8", "int64", "uint8-int32"])
 def test_one_column_is_dot_products_where_the_order_of_sums_is_free(dtype):
     for m, k in ((1, 1000), (3, 17), (500, 500)):

@@ -160,8 +160,10 @@ def _little_use(kind: Kind) -> list[Rule]:
         boxes = {f"m.n.k <= {GROUPED_WORK}": Box(n=(0, widest), k=(0, kc), work=(0, GROUPED_WORK))}
     else:
         few, boxes = FEW, {f"at most {SHALLOW} x {widest}": Box(m=(0, SHALLOW), n=(0, widest), k=(0, kc))}
-    if how.group == 1 or how.floating:
+    if how.group == 1:
         boxes[f"n <= {widest} and k <= {BRIEF}"] = Box(n=(0, widest), k=(0, BRIEF))
+    elif how.floating:  # NumPy's is BLAS's speed and a conversion
+        boxes[f"k <= {BRIEF}"] = Box(k=(0, BRIEF))
     used = f"m <= {few}, each element of B is used so often"
     boxes[used] = Box(m=(0, few), k=(0, kc if rounds_once(dtype.name) else math.inf))
     in_place = [Rule(box, name, "none", UNBLOCKED, f"{why}: read in place") for why, box in boxes.items()]

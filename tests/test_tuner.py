@@ -220,6 +220,7 @@ def test_an_interrupt_loses_nothing_that_was_measured(folder):
     "arguments, message",
     [
         (["--dtype", "float8"], "dtype float8: pass some of float32"),
+        (["--dtype", "bfloat16"], "bfloat16 and products of several dtypes are left to the rules"),
         (["--shapes", "10x20"], "'10x20' is not a shape"),
         (["--layouts", "rx"], "pass pairs of r and c"),
         (["--threads", "0"], "is not a list of numbers of threads"),

@@ -114,7 +114,10 @@ def operands(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
 
     def make(rows: int, columns: int, layout: str) -> np.ndarray:
         shape = (columns, rows) if layout == "col" else (rows, columns)
-        numbers = random.standard_normal(shape) if dtype.kind in "fc" else random.integers(0, 100, shape)
+        if dtype.kind == "b":  # few true: sums of many end at once
+            numbers = random.random(shape) < 0.01
+        else:
+            numbers = random.standard_normal(shape) if dtype.kind in "fc" else random.integers(0, 100, shape)
         return numbers.astype(dtype).T if layout == "col" else numbers.astype(dtype)
 
     return make(problem.m, problem.k, problem.a_layout), make(problem.k, problem.n, problem.b_layout)

@@ -41,7 +41,8 @@ def main(argv: list[str]) -> int:
     if not tunable:
         return _fail(f"no kernels exist for this CPU ({host().arch})", 2)
     if unknown := [name for name in arguments.dtype if name not in tunable]:
-        return _fail(f"dtype {', '.join(unknown)}: pass some of {', '.join(tunable)}", 2)
+        rest = "; bfloat16 and products of several dtypes are left to the rules"
+        return _fail(f"dtype {', '.join(unknown)}: pass some of {', '.join(tunable)}{rest}", 2)
     if forced(settings.current()):
         return _fail("the settings force a variant, micro-kernel, packing or parallel loop, so nothing is left to choose", 2)
     store = kernels.store()
@@ -73,7 +74,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m tvmgemm tune",
         description="Measure which kernels serve products of given shapes best. What beats the planner's choice by more than "
         "the noise is kept in the kernel cache's folder, and the planner uses it from then on, in every process that starts "
-        "later (TVMGEMM_TUNED=off: not). Interrupt it at any time; what was measured is kept.",
+        "later (TVMGEMM_TUNED=off: not). Interrupt it at any time; what was measured is kept. Single products of one dtype are tuned: "
+        "stacks, gemm, bfloat16 and products of several dtypes are left to the planner's rules.",
     )
     parser.add_argument("--dtype", type=_names, default=("float32", "float64"), metavar="A,B", help="default float32,float64")
     parser.add_argument("--shapes", type=_shapes, default=SHAPES, metavar="N,MxNxK", help="products (m x n x k) to tune")

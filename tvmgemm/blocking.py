@@ -38,7 +38,7 @@ KC_STEP = 32
 KC_LIMIT = 512
 
 #: kc of bools that are packed: where every sum is true after one block of k, the others are not even packed.
-KC_BOOLS = 256
+KC_BOOLS = 512
 
 _ENDLESS = 1 << 40
 

@@ -38,6 +38,9 @@ GROUPED_WORK = 32.0**3
 #: k up to which packing rows of A takes as long as multiplying them by a narrow B.
 BRIEF = 16
 
+#: m.n.k up to which a kernel without loops over cache blocks is best, because it has the least to do before it multiplies.
+MOST_TINY = 64
+
 #: m up to which packing B costs more than all multiplications with it, in dtypes that NumPy has no BLAS for.
 FEW = 8
 
@@ -145,7 +148,7 @@ def _choices_without_peer(kind: Kind) -> list[Rule]:
 def _dot_products(kind: Kind, packed: Rule) -> list[Rule]:
     """One column of C, where the kernels that pack have dot products for it and pack nothing."""
     how = arithmetic_of(kind.isa.name, kind.problem.dtype, "ab")
-    box = Box(n=(0, 1), k=(BRIEF + 1 if how.floating else 0, math.inf))
+    box = Box(n=(0, 1), k=(BRIEF + 1, math.inf)) if how.floating else Box(n=(0, 1), work=(MOST_TINY + 1.0, math.inf))
     return [replace(packed, box=box, reason="C is one column: dot products of rows of A")] if how.any_order else []
 
 

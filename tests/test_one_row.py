@@ -23,8 +23,8 @@ from equivalence import (
 
 import tvmgemm
 from tvmgemm.family.isa import ISAS
-from tvmgemm.family.one_row import AT_ONCE, FAR, SUMS, SUMS_FAR
-from tvmgemm.family.tiles import ROW_STEPS, UNBLOCKED_TILES
+from tvmgemm.family.one_row import AT_ONCE, SUMS, SUMS_FAR
+from tvmgemm.family.tiles import ROW_FAR, ROW_STEPS, UNBLOCKED_TILES
 from tvmgemm.problem import DTYPES
 
 pytestmark = pytest.mark.skipif(not RUNNABLE, reason="no kernels for this CPU")
@@ -73,7 +73,7 @@ def test_every_edge(dtype, isa):
     layouts = itertools.cycle(ROWS_OF_A)
     steps = itertools.cycle([ROW_STEPS, *(2 * ROW_STEPS + q for q in range(1, AT_ONCE + 1))])
     for n in widths:
-        check(n, next(steps), dtype, next(layouts), (1, 1, 32), max_isa=isa, num_threads=1)
+        check(n, next(steps), dtype, next(layouts), (1, 1, 32), max_isa=isa, parallel_loop="none")  # of BLAS's, too
 
 
 @every_dtype
@@ -82,16 +82,27 @@ def test_a_b_from_memory(dtype, isa):
     """The rows after those in use are asked for; more sums at once."""
     size = DTYPES[dtype].c_size
     n = SUMS_FAR // size + 100
-    check(n, FAR // size // n + 3, dtype, row_major(), None, max_isa=isa, num_threads=1)
+    check(n, ROW_FAR // size // n + 3, dtype, row_major(), None, max_isa=isa, num_threads=1)
 
 
 @every_dtype
-@pytest.mark.parametrize("n", [301, 2 * SUMS_FAR // 4])
-def test_shared_out(dtype, n):
-    """Threads share columns."""
-    told = tvmgemm.explain(np.ones(700, dtype), np.ones((700, n), dtype))
-    assert "m = 1" in told.reason
-    assert "-jc-" in check(n, 700, dtype, row_major(), None, parallel_work=1, num_threads=2)
+@pytest.mark.parametrize("n, k", [(301, 100), (2 * SUMS_FAR // 4, 700)])
+def test_shared_out(dtype, n, k):
+    """Threads share columns, of a B that L2 holds and of one that comes from memory."""
+    told = tvmgemm.explain(np.ones(k, dtype), np.ones((k, n), dtype))
+    assert told.served and "m = 1" in told.reason
+    assert "-jc-" in check(n, k, dtype, row_major(), None, parallel_work=1, num_threads=2)
+
+
+@every_dtype
+def test_blas_keeps_a_b_that_l3_holds(dtype):
+    """It reads L3 faster, of anything between L2 and what is read ahead; options that force a choice come first."""
+    k, n = 1000, (ROW_FAR // 2) // 1000 // DTYPES[dtype].c_size
+    vector, matrix = np.ones(k, dtype), np.ones((k, n), dtype)
+    told = tvmgemm.explain(vector, matrix)
+    assert not told.served and "BLAS" in told.reason
+    with tvmgemm.options(parallel_loop="none"):
+        assert tvmgemm.explain(vector, matrix).served
 
 
 @every_dtype

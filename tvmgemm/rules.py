@@ -12,7 +12,7 @@ from .boxes import STACK, Box, Rule, possible
 from .choices import FEW_ROWS_OF_TILES, SHALLOW, choices, one_row
 from .family.arithmetic import arithmetic_of, lanes_of, rounds_once
 from .family.isa import Isa
-from .family.tiles import IN_PLACE, ONE_ROW, PACKED, SLENDER, TILES, TINY, UNBLOCKED
+from .family.tiles import IN_PLACE, ONE_ROW, PACKED, ROW_FAR, SLENDER, TILES, TINY, UNBLOCKED
 from .host import Host
 from .kinds import BLAS, DEFAULT_VARIANT, Kind
 from .problem import DTYPES, Problem
@@ -68,13 +68,15 @@ def rules_of_kind(kind: Kind) -> tuple[Rule, ...]:
     """The rules for problems of a kind."""
     problem, options, rules = kind.problem, kind.options, []
     peer = problem.dtype in BLAS
+    free = peer and not forced(options) and problem.op == "matmul"
+    if free and problem.gemv:
+        rules += _rows_in_l3(problem, kind.host)
     for choice in one_row(kind):
         rules += [_worth_sharing(rule, options) for rule in shared_out(choice, kind)]
-    if peer and not forced(options) and problem.op == "matmul":
-        if problem.gemv:
-            rules += _vectors(problem, kind.host)
-        if problem.symmetric:
-            rules += _symmetric(problem, kind.isa, options)
+    if free and problem.gemv:
+        rules += _vectors(problem, kind.host)
+    if free and problem.symmetric:
+        rules += _symmetric(problem, kind.isa, options)
     for choice in choices(kind) if peer else _choices_without_peer(kind):
         rules += shared_out(choice, kind)
     return tuple(rules)
@@ -87,22 +89,29 @@ def _worth_sharing(rule: Rule, options: Options) -> Rule:
     return replace(rule, box=rule.box.clipped("work", rule.tasks * sharing.PARALLEL_WORK, math.inf))
 
 
+def _left_to_blas(one: str, **bounds: tuple[float, float]) -> Rule:
+    """The rule for vectors of ``one``, m or n, within bounds that BLAS takes."""
+    why = "a matrix-vector product: NumPy's BLAS runs it at the speed of the caches"
+    return Rule(Box(**{one: (1, 1)}, **bounds), None, "", 0, f"{one} = 1 is {why}")
+
+
+def _rows_in_l3(problem: Problem, host: Host) -> list[Rule]:
+    """A B that L2 does not hold and that does not come from memory either: BLAS reads L3 faster than our kernel of one row."""
+    itemsize = DTYPES[problem.dtype].itemsize
+    rule = _left_to_blas("m", kn=(host.cache(2).bytes / itemsize + 1, ROW_FAR / itemsize - 1))
+    return [rule] if possible(rule.box) else []
+
+
 def _vectors(problem: Problem, host: Host) -> list[Rule]:
     """What BLAS computes faster: it adds up k in as many sums as help, where we keep to one order."""
     in_l1 = host.cache(1).bytes // DTYPES[problem.dtype].itemsize
-
-    def left(one: str, **low: float) -> Rule:
-        box = Box(**{one: (1, 1)}, **{side: (bound, math.inf) for side, bound in low.items()})
-        why = "a matrix-vector product: NumPy's BLAS runs it at the speed of the caches"
-        return Rule(box, None, "", 0, f"{one} = 1 is {why}")
-
     return [
         Rule(Box(m=(1, 1), n=(1, 1)), None, "", 0, "a dot product: BLAS adds it up in many sums"),
-        left("n", k=SHORT_GEMV + 1),
-        left("n", work=SMALL_GEMV + 1.0),
-        left("m", k=SHORT_SUMS + 1),
-        left("m", work=in_l1 + 1.0),
-        left("m", n=in_l1 // 8 + 1),
+        _left_to_blas("n", k=(SHORT_GEMV + 1, math.inf)),
+        _left_to_blas("n", work=(SMALL_GEMV + 1.0, math.inf)),
+        _left_to_blas("m", k=(SHORT_SUMS + 1, math.inf)),
+        _left_to_blas("m", work=(in_l1 + 1.0, math.inf)),
+        _left_to_blas("m", n=(in_l1 // 8 + 1, math.inf)),
     ]
 
 

@@ -16,7 +16,7 @@ from tvm import tirx
 
 from . import emit
 from .emit import const, let, loop
-from .tiles import ROW_STEPS
+from .tiles import ROW_FAR, ROW_STEPS
 from .update import update_c
 from .validity import STUDIED
 from .views import View
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 
 #: Rows of B side by side. Eight, and the sums, are more than L1 has ways where rows are a multiple of 4 KiB apart.
 AT_ONCE = 4
-
-#: Bytes of B from which it comes from memory: then the rows after those in use are asked for. From nearer caches the hardware's
-#: own prefetches are soon enough, and ours take as long as the loads.
-FAR = 14 << 20
 
 #: Bytes of the sums: a fourth of L1; half of it where B comes from memory, for a page should be read to its end.
 SUMS, SUMS_FAR = 8 << 10, 16 << 10
@@ -47,7 +43,7 @@ def product(g: Generator, i0, j0, columns, count) -> None:
     """All ``count`` blocks of k of ``columns`` of C."""
     lanes, size = const(g.vectors.lanes), g.vectors.itemsize
     sums = View.on_stack("sums", g.spec.dtype, (1, SUMS_FAR // size)).started("sums")
-    far = g.values["k"] * g.values["n"] >= const(FAR // size)
+    far = g.values["k"] * g.values["n"] >= const(ROW_FAR // size)
     panels = let("panels", emit.ceil_div(columns, emit.T.if_then_else(far, const(SUMS_FAR // size), const(SUMS // size))))
     width = let("width", emit.round_up(emit.ceil_div(columns, panels), lanes))
     with loop("panel", panels) as panel:

@@ -120,6 +120,10 @@ UNBLOCKED_TILES |= {
 #: is then little beside adding to them.
 ROW_STEPS = 32
 
+#: Bytes of B from which it comes from memory: then the rows after those in use are asked for. From nearer caches the hardware's
+#: own prefetches are soon enough, and ours take as long as the loads.
+ROW_FAR = 14 << 20
+
 #: More rows need more addresses than there are registers for, and save nothing any more.
 MOST_ROWS = 16
 

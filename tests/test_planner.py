@@ -78,8 +78,8 @@ DECISIONS = [
     ("server",    {},                   1,     500,  500,  GEMV,                   (V4, GOTO, "none", "", 1)),
     ("server",    {},                   1,     500,  500,  GEMV | {"b_layout": GAPS}, NUMPY),
     ("server",    {"num_threads": 2},   1,     600,  600,  GEMV,                   (V4, GOTO, "none", "", 1)),
-    ("server",    {"num_threads": 2},   1,     700,  749,  GEMV,                   (V4, GOTO, "none", "jc", 2)),
-    ("server",    {"num_threads": 2},   1,     700,  750,  GEMV,                   NUMPY),  # L3 holds B
+    ("server",    {"num_threads": 2},   1,     1024, 512,  GEMV,                   (V4, GOTO, "none", "jc", 2)),
+    ("server",    {"num_threads": 2},   1,     1024, 513,  GEMV,                   NUMPY),  # L3 holds B
     ("server",    {"num_threads": 2},   1,     4000, 917,  GEMV,                   NUMPY),
     ("server",    {"num_threads": 2},   1,     4000, 918,  GEMV,                   (V4, GOTO, "none", "jc", 2)),
     ("server",    {},                   500,   1,    500,  GEMV,                   NUMPY),

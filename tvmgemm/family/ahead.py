@@ -73,18 +73,14 @@ class Turn:
             g.packed_next.ask(self.number * stretches + stretch, self.tiles * stretches)
 
 
-def in_stretches(
-    name: str, steps, stretches: int, begin: Callable[[Any], None], step: Callable[[Any], None], end: Callable[[Any], None] | None = None,
-) -> None:
-    """A loop over so many steps, cut into stretches, each of which ``begin(stretch)`` precedes and ``end(its steps)`` follows."""
+def in_stretches(name: str, steps, stretches: int, begin: Callable[[Any], None], step: Callable[[Any], None]) -> None:
+    """A loop over so many steps, cut into stretches, each of which ``begin(stretch)`` precedes."""
     with loop("stretch", const(stretches)) as stretch:
         begin(stretch)
-        first, last = (tirx.truncdiv(steps * each, const(stretches)) for each in (stretch, stretch + const(1)))
+        first, end = (tirx.truncdiv(steps * each, const(stretches)) for each in (stretch, stretch + const(1)))
         first = let("first_step", first)
-        with loop(name, last - first, first) as s:
+        with loop(name, end - first, first) as s:
             step(s)
-        if end is not None:
-            end(last - first)
 
 
 def lines_behind(g: Generator, name: str, e: Block, extent, p: Block) -> Lines:

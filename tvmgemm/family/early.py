@@ -1,8 +1,8 @@
 """Sums of bools that end early: a sum that is true stays so, whatever the terms to come.
 
-NumPy stops at the first true term of each sum. Tiles of many sums look now and then whether all of them are true. Where a product
-has few rows or few columns, a list of the true elements of one of them says where the other operand's elements count, and
-each sum goes through it to its first true term.
+NumPy stops at the first true term of each sum. Tiles that read operands in place look now and then whether all of their sums
+are true, loops over blocks of k whether all of C is. Where a product has few rows or few columns, a list of the true elements
+of one of them says where the other operand's elements count, and each sum goes through it to its first true term.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def multiply_add(
 
     saturates = tile.elements.arithmetic.saturates
     if begin is not None:
-        in_stretches("p", steps, stretches, begin, step, (lambda done: early.leave_if_true(tile, done)) if saturates else None)
+        in_stretches("p", steps, stretches, begin, step)  # (A way out between them makes LLVM keep sums on the stack.)
     elif saturates:
         with loop("block", emit.ceil_div(steps, const(early.UNDECIDED))) as block:
             start = let("start", block * const(early.UNDECIDED))

@@ -144,7 +144,9 @@ def _choices_without_peer(kind: Kind) -> list[Rule]:
     """The choices for the dtypes that NumPy has a scalar loop for: everything is served, and what decides is how soon
     the packing of both operands pays, for a packed kernel multiplies groups of elements and converts each element
     once."""
-    packed = Rule(Box(), kind.variant.name, "ab", PACKED, "both operands packed")
+    seldom = arithmetic_of(kind.isa.name, kind.problem.dtype, "ab").any_order  # family/along_k.py
+    why = "both operands packed, unless C has few columns, whose elements are used too seldom" if seldom else "both operands packed"
+    packed = Rule(Box(), kind.variant.name, "ab", PACKED, why)
     if not kind.b_row_major:
         return [packed]
     if forced := kind.options.arithmetic:

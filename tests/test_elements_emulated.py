@@ -17,6 +17,7 @@ from element_kernels import assert_right, lay_out, numbers
 from emulation import AARCH64, Kernels, aarch64, x86_64
 
 from tvmgemm.family.arithmetic import WAYS
+from tvmgemm.family.dot_products import COLUMNS
 from tvmgemm.family.members import member
 from tvmgemm.problem import DTYPES
 from tvmgemm.spec import KernelSpec
@@ -100,7 +101,9 @@ def kernels(request, tmp_path_factory):
 def test_dot_products_are_above_the_plain_architecture(kernels):
     """Otherwise the other tests would prove nothing of them."""
     spec = member("B3A2C0", "int8", "armv8-dotprod", parallel="ic")
-    run = kernels.run(AARCH64, spec, calls(spec)[5:6])
+    columns = max(spec.nr, COLUMNS + 1)  # fewer are not packed
+    packed = call(spec, spec.mr, columns, 8, ("row",) * 3, (1 << 20,) * 3, 1)
+    run = kernels.run(AARCH64, spec, [packed])
     assert run.status == -signal.SIGILL, run.errors
 
 

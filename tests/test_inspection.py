@@ -242,7 +242,8 @@ def test_the_full_tile_is_the_hottest():
     narrow = replace(full, fmas=full.fmas * 2, broadcasts=full.broadcasts * 3, other=0)
     first_block = replace(full, loads=full.loads - 1)
     to_c = replace(full, broadcasts=0, other=0)
-    assert hottest([narrow, first_block, to_c, full]) is full
+    dot_products = replace(full, broadcasts=1, loads=full.fmas + 1, other=0)
+    assert hottest([narrow, first_block, to_c, dot_products, full]) is full
 
 
 def test_refusals():

@@ -84,8 +84,9 @@ def hottest(loops: Iterable[InnerLoop]) -> InnerLoop:
         rest = (loop.broadcasts, loop.stack, loop.other, -loop.loads)
         if loop.matrix:  # no masks: at the edges it has fewer registers, and loads more for each product
             rest = (loop.loads, loop.stack, loop.other)
-        # Without broadcasts it is not a micro-kernel, but sums on their way to C.
-        return not loop.matrix, loop.broadcasts == 0, loop.masked, loop.branches, *(count / each for count in rest)
+        # Without broadcasts it is not a micro-kernel, but sums on their way to C; with more loads than FMAs dot products.
+        other = loop.broadcasts == 0 or loop.loads > loop.fmas
+        return not loop.matrix, other, loop.masked, loop.branches, *(count / each for count in rest)
 
     return min((loop for loop in loops if 2 * loop.fmas >= most), key=besides)
 

@@ -148,7 +148,7 @@ def _film(kind: Kind) -> list[Rule]:
         Rule(wide.clipped("m", SHORT + 1, above), ROWS_OF_C, "none", NARROW, why),
         Rule(wide.clipped("m", FLAT + 1, SHORT), ROWS_OF_C, "none", IN_PLACE, f"m <= {SHORT} and {why}"),
         Rule(
-            wide.clipped("m", mr + 1, FLAT).clipped("mn", 8.0 * l2, above), ROWS_OF_C, "none", 1,
+            wide.clipped("m", mr + 1, FLAT).clipped("mn", 8.0 * l2, above), ROWS_OF_C, "none", IN_PLACE,
             f"a C of more than {8 * l2} elements, m <= {FLAT} and {why}",
         ),
     ]  # fmt: skip

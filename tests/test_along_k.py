@@ -7,6 +7,8 @@ import pytest
 from equivalence import RUNNABLE, planned, served_by_us
 
 import tvmgemm
+from tvmgemm.family.inspection import hottest, inner_loops
+from tvmgemm.family.members import member
 from tvmgemm.family.tiles import TILES
 
 pytestmark = pytest.mark.skipif(not RUNNABLE, reason="no kernels for this CPU")
@@ -105,11 +107,26 @@ def test_bools_of_every_density(m, n, k, density):
 
 
 def test_equal_rows_of_bfloat16_have_equal_sums():
+    """In dot products (one column, and several that are contiguous) and in tiles."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
     x = np.random.default_rng(5).standard_normal((1, 501)).astype(ml_dtypes.bfloat16)
-    for n in (1, 3):
-        b = np.random.default_rng(6).standard_normal((501, n)).astype(ml_dtypes.bfloat16)
-        with planned(num_threads=1):
+    for n, order in ((1, "C"), (3, "C"), (3, "F")):
+        b = np.asarray(np.random.default_rng(6).standard_normal((501, n)).astype(ml_dtypes.bfloat16), order=order)
+        with planned(num_threads=1), served_by_us("bfloat16-float32"):
             result = tvmgemm.matmul(np.repeat(x, 23, axis=0), b)
         assert (result == result[0]).all()
         np.testing.assert_allclose(result[0], (x.astype("f8") @ b.astype("f8"))[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("isa, dtype", [
+    ("x86-64-v4-bf16", "bfloat16-float32"), ("x86-64-v4-bf16", "bfloat16"), ("x86-64-v4-vnni", "int8"), ("x86-64-v4", "int32"),
+    ("x86-64-v4", "int64"), ("x86-64-v4", "bool"),
+])  # fmt: skip
+def test_loops_for_few_columns_leave_tiles_in_registers(isa, dtype):
+    """They stand in one function, and what LLVM keeps for the ones must not push sums of the others out."""
+    pytest.importorskip("tvm", reason="needs the compiler")
+    from tvmgemm.family import codegen
+
+    loop = hottest(inner_loops(codegen.assembly(member("B3A2C0", dtype, isa)), "x86_64"))
+    assert (loop.stack, loop.stores, loop.branches, loop.masked) == (0, 0, 0, 0), loop
+    assert loop.registers <= 32

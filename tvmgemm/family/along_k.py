@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tvm import tirx
 
 from . import early, emit
-from .dot_products import COLUMNS, DotProducts, finish, room, scalar_step, scalar_sum
+from .dot_products import COLUMNS, DotProducts, finish, scalar_step, scalar_sum
 from .emit import const, let, loop
 
 if TYPE_CHECKING:
@@ -43,15 +43,15 @@ def product(g: Generator, otherwise: Callable[[], None]) -> None:
         emit.branch(few, lambda: emit.branch(vectors, lambda: _shared_out(g, DotProducts(g, True).rows), lambda: early.few(g)), otherwise)
         return
     direct = emit.both(few, direct)
-    copied = emit.both(few, v["m"] > const(1))
-    if how.floating:  # 0 times what lies in a gap may be a NaN
-        if g.elements.rounds_once:  # the sums of all of k
-            copied = emit.both(copied, v["k"] <= tirx.truncdiv(const(room(g)), v["n"]))
-    else:
-        for step in (-1, 2, -2):
-            rows = emit.either(rows, v["csa"] == const(step))
-    suits = emit.both(tirx.Not(short), emit.either(direct, emit.both(copied, rows)))
-    singly = False if how.floating else emit.both(few, emit.either(short, v["n"] == const(1)))
+    if how.floating:
+        # No copies: 0 times what lies in a gap may be a NaN, and with so much code besides LLVM keeps sums of tiles on the stack.
+        emit.branch(emit.both(tirx.Not(short), direct), lambda: _shared_out(g, DotProducts(g, True).rows), otherwise)
+        return
+    for step in (-1, 2, -2):
+        rows = emit.either(rows, v["csa"] == const(step))
+    copied = emit.both(few, emit.both(v["m"] > const(1), rows))
+    suits = emit.both(tirx.Not(short), emit.either(direct, copied))
+    singly = emit.both(few, emit.either(short, v["n"] == const(1)))
 
     def in_vectors() -> None:
         emit.branch(direct, lambda: _shared_out(g, DotProducts(g, True).rows), lambda: _shared_out(g, DotProducts(g, False).rows))

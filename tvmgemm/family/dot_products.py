@@ -114,8 +114,7 @@ class DotProducts:
             with loop("z", v["n"] * length) as z:
                 to.set(tirx.const(0, dtype), z)
 
-        if not g.elements.arithmetic.floating:
-            emit.branch(emit.both(apart > const(1), p0 == const(0)), clear)
+        emit.branch(emit.both(apart > const(1), p0 == const(0)), clear)
         with loop("j", v["n"]) as j, loop("p", size) as p:
             to.set(source.get(j, p0 + p), j * length + start + p * v["csa"])
         return to

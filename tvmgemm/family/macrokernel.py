@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from . import ahead, emit, gapped, halves, matrix_unit, microkernel, triangle
@@ -11,6 +11,7 @@ from .arithmetic import MATRIX_ROWS
 from .emit import const, let, loop
 from .update import update_c
 from .workspace import CACHE_LINE
+from .write_back import Destination, write_back
 
 if TYPE_CHECKING:
     from .generator import Generator
@@ -118,12 +119,17 @@ def _tile_of_matrix_unit(g: Generator, tile: microkernel.Tile, at: dict[str, Any
 
 def _bring_back(g: Generator, tile: microkernel.Tile, along: Block, task) -> None:
     """The sums of a tile over the block of k to C, or to those of other blocks."""
-    scratch = g.memory.panels("Cs", task)
+    c = Destination(
+        any=g.c_any,
+        rows=g.c_rows,
+        unit_columns=g.unit_columns,
+        column_stride=g.values["csc"],
+        vector_strides=gapped.stored_steps(g.isa),
+        scratch=g.memory.panels("Cs", task),
+    )
 
     def bring(update) -> None:
-        microkernel.write_back(
-            tile, g.c_any, g.c_rows, g.unit_columns, g.values["csc"], gapped.stored_steps(g.isa), scratch, update
-        )
+        write_back(tile, c, update)
 
     if g.elements.rounds_once:
         _sum_blocks(g, tile, along, task, lambda: update_c(g, True, bring))
@@ -144,13 +150,25 @@ def _sum_blocks(g: Generator, tile: microkernel.Tile, along: Block, task, finish
     emit.branch(complete, finish, lambda: microkernel.keep_sums(tile, sums, row))
 
 
-def _multiply_tile(g: Generator, tile: microkernel.Tile, at: dict[str, Any], along: Block, steps, turn: ahead.Turn) -> None:
-    """The micro-kernel; an operand that is not packed is read in place, clamped or masked at the edge."""
-    lanes = g.vectors.lanes
+@dataclass(frozen=True)
+class _Operands:
+    """Where the micro-kernel gets elements of A and vectors of B from: packed panels, or the operands in place.
 
-    def a_at(full: bool, unit: bool):
+    ``at``: index of the current panel by the name of the loop over panels. ``along``: the block of k. Of an operand in place,
+    rows and columns outside the matrix are not there to be read: unless a tile is ``full``, row indices stop at the last
+    row of A, and vectors of B are masked.
+    """
+
+    g: Generator
+    tile: microkernel.Tile
+    at: dict[str, Any]
+    along: Block
+
+    def a(self, full: bool, unit: bool) -> Callable[[int, Any], Any]:
+        """``(i, p)`` -> the element of A in row i of the tile and step p; ``unit``: A in place has unit stride along k."""
+        g, tile = self.g, self.tile
         if "A" in g.packed:
-            return lambda i, p: g.panels["A"].get(at["ir"], p, const(i))
+            return lambda i, p: g.panels["A"].get(self.at["ir"], p, const(i))
         source = g.sources["A"].unit_k if unit else g.sources["A"].any
         source = source.kept() if full else source
         parts = g.elements.parts
@@ -160,31 +178,39 @@ def _multiply_tile(g: Generator, tile: microkernel.Tile, at: dict[str, Any], alo
             for i in range(tile.mr // parts)
         ]
         part = [() if parts == 1 else (const(q),) for q in range(parts)]
-        return lambda i, p: g.elements.repeated("A", source.get(rows[i // parts], along.start + p, *part[i % parts]))
+        return lambda i, p: g.elements.repeated("A", source.get(rows[i // parts], self.along.start + p, *part[i % parts]))
 
-    def b_at(full: bool):
+    def b(self, full: bool) -> Callable[[int, Any], Any]:
+        """``(c, p)`` -> the vector of B from column c of the tile on, in step p."""
+        g, tile, lanes = self.g, self.tile, self.g.vectors.lanes
         if "B" in g.packed:
-            return lambda c, p: g.panels["B"].get_vector(lanes, at["jr"], p, const(c))
+            return lambda c, p: g.panels["B"].get_vector(lanes, self.at["jr"], p, const(c))
         b = g.sources["B"].unit_e
         if full:
             b = b.kept()
-            return lambda c, p: converted(b.get_vector(lanes, along.start + p, tile.j0 + const(c)))
+            return lambda c, p: self._converted(b.get_vector(lanes, self.along.start + p, tile.j0 + const(c)))
         masks, memory, outside = dict(zip(tile.chunks(), tile.masks())), g.elements.memory("B"), g.elements.outside("B")
-        return lambda c, p: converted(
-            memory.masked_load(b.address(along.start + p, tile.j0 + const(c)), masks[c], outside)
+        return lambda c, p: self._converted(
+            memory.masked_load(b.address(self.along.start + p, tile.j0 + const(c)), masks[c], outside)
         )
 
-    def converted(vector):
-        return g.elements.element("B", vector, lanes)
+    def _converted(self, b):
+        """A vector of B in place as what is multiplied."""
+        return self.g.elements.element("B", b, self.g.vectors.lanes)
 
-    def next_rows(p) -> None:
-        for c in range(0, tile.nr, CACHE_LINE // g.elements.panels.itemsize):
-            g.panels["B"].prefetch(at["jr"], p + const(microkernel.PREFETCH_ROWS), const(c))
+    def prefetch_b(self, p) -> None:
+        """Ask for a later row of the packed panel of B in step p."""
+        for c in range(0, self.tile.nr, CACHE_LINE // self.g.elements.panels.itemsize):
+            self.g.panels["B"].prefetch(self.at["jr"], p + const(microkernel.PREFETCH_ROWS), const(c))
+
+
+def _multiply_tile(g: Generator, tile: microkernel.Tile, at: dict[str, Any], along: Block, steps, turn: ahead.Turn) -> None:
+    """Tile += A . B over the block of k: one loop for packed operands, one for each case of those in place."""
+    operands, asks = _Operands(g, tile, at, along), ahead.prefetches(g)
 
     def run(full: bool, unit: bool = False) -> None:
-        asks = ahead.prefetches(g)
         microkernel.multiply_add(
-            tile, steps, a_at(full, unit), b_at(full), next_rows if asks and "B" in g.packed else None,
+            tile, steps, operands.a(full, unit), operands.b(full), operands.prefetch_b if asks and "B" in g.packed else None,
             register_loads="register-loads" not in g.spec.without,
             stretches=turn.stretches(tile), begin=(lambda stretch: turn.begin(tile, stretch)) if asks else None,
         )  # fmt: skip

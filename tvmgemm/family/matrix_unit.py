@@ -100,7 +100,7 @@ def multiply(g: Generator, tile: Tile, at: dict[str, Any], steps, place: Callabl
             for q in range(planes)[:: -1 if p % 2 else 1]:  # of two products in turn, one operand stays
                 each(p, q, instruction)
 
-    _by_height(g, tile, lambda high: _multiply(g, tile, at, steps, pairs, place, row_bytes, high))
+    _by_height(tile, lambda high: _multiply(g, tile, at, steps, pairs, place, row_bytes, high))
 
 
 def multiply_planes(g: Generator, tile: Tile, at: dict[str, Any], steps, sums: View, part: View) -> None:
@@ -115,7 +115,7 @@ def multiply_planes(g: Generator, tile: Tile, at: dict[str, Any], steps, sums: V
             for p in range(max(0, w - planes + 1), min(w + 1, planes)):
                 each(p, w - p, elements.matrix_instruction(p, w - p))
 
-        _by_height(g, tile, lambda high: _multiply(
+        _by_height(tile, lambda high: _multiply(
             g, tile, at, steps, pairs, lambda i, j: part.address(const(i), const(j)), row, high
         ))  # fmt: skip
         with loop("i", emit.minimum(tile.rows, const(tile.mr))) as i:
@@ -130,7 +130,7 @@ def multiply_planes(g: Generator, tile: Tile, at: dict[str, Any], steps, sums: V
         weight(w)
 
 
-def _by_height(g: Generator, tile: Tile, product: Callable[[int], None]) -> None:
+def _by_height(tile: Tile, product: Callable[[int], None]) -> None:
     """``product`` with as many rows of registers as have rows of C."""
 
     def at_most(high: int) -> None:

@@ -7,12 +7,11 @@ step is one element of a panel: several k where panels hold groups.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import early, emit, gapped
+from . import early, emit
 from .ahead import in_stretches
 from .elements import Elements
 from .emit import const, let, loop
@@ -150,83 +149,3 @@ def multiply_add(
     else:
         with loop("p", steps) as p:
             step(p)
-
-
-def write_back(
-    tile: Tile, c_any: View, c_unit: View, unit_columns, column_stride, vectorised: tuple[int, ...], scratch: View, update: Callable
-) -> None:
-    """Bring the tile to C: whole vectors inside the matrix, masked ones at its edge; if C has gaps, by way of ``scratch``, in
-    vectors if its ``column_stride`` is one of ``vectorised``, else one by one.
-
-    ``update(accumulated, load, splat)`` is the new value of C from the accumulated one; it calls ``load()`` only
-    where it needs the old one. ``c_unit`` views C with unit column stride, which ``unit_columns`` says it has;
-    ``scratch`` is memory for one tile.
-    """
-    vectors, parts = tile.vectors, tile.elements.parts
-    height = tile.mr // parts
-
-    def whole() -> None:
-        for i in range(height):
-            for c in tile.chunks():
-                at = (vectors.lanes, tile.row(i), tile.j0 + const(c))
-                value = update(tile.sum(i, c), lambda: c_unit.get_vector(*at), vectors.splat)
-                c_unit.set_vector(value, *at)
-
-    def rows(each: Callable[[int], None]) -> None:
-        for i in range(height):
-            emit.branch(tile.rows > const(i * parts), lambda: each(i))
-
-    def masked() -> None:
-        masks = tile.masks()
-        rows(lambda i: masked_row(i, masks))
-
-    def masked_row(i: int, masks: list) -> None:
-        old, outside = tile.elements.c, tile.elements.outside("C")
-        for c, mask in zip(tile.chunks(), masks):
-            at = c_unit.address(tile.row(i), tile.j0 + const(c))
-            value = update(tile.sum(i, c), lambda: old.masked_load(at, mask, outside), vectors.splat)
-            old.masked_store(value, at, mask)
-
-    def scattered() -> None:
-        for i in range(tile.mr):
-            for c in tile.chunks():
-                scratch.set_vector(tile.registers[i, c].get(), vectors.lanes, const(i), const(c))
-        wide = let("wide", emit.minimum(tile.columns, const(tile.nr)))
-        done = const(0)
-        if vectorised:
-            whole = emit.tirx.truncdiv(wide, const(vectors.lanes))
-            fits = functools.reduce(emit.either, [column_stride == const(step) for step in vectorised])
-            count = let("vectors", emit.T.if_then_else(fits, whole, const(0)))
-            done = let("done", count * const(vectors.lanes))
-        with loop("i", emit.minimum(tile.rows, const(tile.mr))) as i:
-            for step in vectorised:
-                emit.branch(column_stride == const(step), lambda: spread(i, count, step))  # noqa: B023
-            with loop("j", wide - done, done) as j:
-                at = (tile.i0 + i, tile.j0 + j)
-                c_any.set(update(scratch.get(i, j), lambda: c_any.get(*at), lambda scalar: scalar), *at)
-
-    def spread(i, count, step: int) -> None:
-        with loop("v", count) as v:
-            j = let("j", v * const(vectors.lanes))
-            value = scratch.get_vector(vectors.lanes, i, j)
-            gapped.update(
-                tile.elements.c, c_any.in_line(), (tile.i0 + i, tile.j0 + j), step,
-                lambda old: update(value, old, vectors.splat), tile.elements.outside("C"),
-            )  # fmt: skip
-
-    def scattered_pairs() -> None:
-        rows(lambda i: [scratch.set_vector(tile.sum(i, c), vectors.lanes, const(i), const(c)) for c in tile.chunks()])
-        count, wide = (emit.tirx.truncdiv(x, const(2)) for x in (tile.rows, tile.columns))
-        first, j0 = tile.row(0), emit.tirx.truncdiv(tile.j0, const(2))
-        with (
-            loop("i", emit.minimum(count, const(height))) as i,
-            loop("j", emit.minimum(wide, const(tile.nr // 2))) as j,
-        ):
-            at = (2, first + i, j0 + j, const(0))
-            value = update(
-                scratch.get_vector(2, i, j * const(2)), lambda: c_any.get_vector(*at), lambda x: emit.T.broadcast(x, 2)
-            )
-            c_any.set_vector(value, *at)
-
-    gaps = scattered if parts == 1 else scattered_pairs
-    emit.branch(unit_columns, lambda: emit.branch(tile.full, whole, masked), gaps)

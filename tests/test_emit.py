@@ -315,6 +315,7 @@ def test_it_is_a_command():
         ),
         ("--variant C3B2A0 --without register-loads", r"without register-loads: C3B2A0 .* a tile of A there"),
         ("--variant C3B2A0 --step packed", r"step 'packed': C3B2A0 has basic, blocked, optimised"),
+        ("--unblocked --target riscv64-v", r"no kernels without loops over cache blocks for float32 on riscv64-v"),
         ("--without prefetch,luck", r"--without: 'luck' is not one of vector-packing, register-loads, prefetch"),
         ("--show picture", r"--show: invalid choice: 'picture' \(choose from .*loops"),
         ("--variant all", r"'all' goes with --show counts only; for --show loops name one variant"),

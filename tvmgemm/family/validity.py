@@ -6,7 +6,7 @@ from ..problem import Problem
 from ..spec import STEPS, SWITCHES, KernelSpec
 from .arithmetic import arithmetic_of, rounds_once
 from .members import shape_member
-from .tiles import check_shape, check_tile
+from .tiles import UNBLOCKED_TILES, check_shape, check_tile
 from .variants import VARIANTS
 
 
@@ -45,19 +45,27 @@ def check(spec: KernelSpec) -> None:
     steps = STEPS if variant.resident == "C" else ("basic", "blocked", "optimised")
     if spec.step not in steps:
         raise ValueError(f"step {spec.step!r}: {spec.variant} has {', '.join(steps)}")
-    packs = ("none", "b") if spec.dtype in STUDIED else ("none",)
-    plain = (variant.resident, spec.packing in packs, spec.step, spec.without) == ("C", True, STEPS[-1], ())
-    if not spec.blocked and not plain:
-        raise ValueError(
-            f"blocked=False: without loops over cache blocks there are kernels with C in registers that pack {' or '.join(packs)}, "
-            f"not {spec.variant} with packing {spec.packing!r}, step {spec.step!r}, without {spec.without}"
-        )
+    if not spec.blocked:
+        _check_unblocked(spec)
     if unknown := set(spec.without) - set(SWITCHES):
         raise ValueError(f"without {', '.join(sorted(unknown))}: the switches are {', '.join(SWITCHES)}")
     if spec.symmetric:
         _check_symmetric(spec)
     if "register-loads" in spec.without and variant.resident != "C":
         raise ValueError(f"without register-loads: {spec.variant} is the loads to registers, it has a tile of {variant.resident} there")
+
+
+def _check_unblocked(spec: KernelSpec) -> None:
+    """Raise ValueError if the kernel cannot do without loops over cache blocks."""
+    if (spec.isa, spec.dtype) not in UNBLOCKED_TILES:
+        raise ValueError(f"blocked=False: no kernels without loops over cache blocks for {spec.dtype} on {spec.isa}")
+    packings = ("none", "b") if spec.dtype in STUDIED else ("none",)
+    takes = VARIANTS[spec.variant].resident == "C" and spec.packing in packings
+    if not takes or spec.step != STEPS[-1] or spec.without:
+        raise ValueError(
+            f"blocked=False: without loops over cache blocks there are kernels with C in registers that pack {' or '.join(packings)}, "
+            f"not {spec.variant} with packing {spec.packing!r}, step {spec.step!r}, without {spec.without}"
+        )
 
 
 def _check_symmetric(spec: KernelSpec) -> None:

@@ -240,44 +240,22 @@ def _dominators(blocks: list[_Block]) -> dict[int, int]:
 # ---- counting ----------------------------------------------------------------------------------------------
 
 
+#: The fields of ``Syntax`` that sort instructions; one may be of several kinds.
+_KINDS = ("fma", "matrix", "multiply", "add", "scalar_fma", "load", "store", "broadcast", "prefetch", "masked", "branch")
+
+
 def _count(function: str, blocks: list[_Block], label: str, syntax: Syntax, framed: bool) -> InnerLoop:
     """The counts of a loop made of ``blocks``."""
     lines = [line for block in blocks for line in block.lines]
-    kinds = (
-        "fma",
-        "matrix",
-        "multiply",
-        "add",
-        "scalar_fma",
-        "load",
-        "store",
-        "broadcast",
-        "prefetch",
-        "masked",
-        "branch",
-    )
-    count = dict.fromkeys((*kinds, "stack", "other"), 0)
-    registers: set[str] = set()
-    elements: set[str] = set()  # that FMAs have named since their registers were last written
+    count = dict.fromkeys((*_KINDS, "stack", "other"), 0)
     for line in lines:
-        is_a = {kind for kind in kinds if re.match(getattr(syntax, kind), line)}
-        for kind in is_a:
+        kinds = _kinds(line, syntax)
+        for kind in kinds:
             moved = len(re.findall(syntax.moved, line)) if kind in ("load", "store") else 0
             count[kind] += moved or 1
-        on_stack = re.match(syntax.stack, line) or framed and re.match(syntax.frame, line)
-        count["stack"] += bool(on_stack)
-        count["other"] += not is_a
-        registers |= {
-            number for found in re.finditer(syntax.vector, line) for number in found.groups() if number
-        }
-        if is_a & {"fma", "multiply"}:
-            new = set(re.findall(syntax.element, line)) - elements
-            count["broadcast"] += len(new)
-            elements |= new
-        written = re.match(syntax.define, line)
-        if written:
-            names = {name for name in written.groups() if name}
-            elements = {e for e in elements if re.search(r"\d+", e)[0] not in names and e not in names}
+        count["stack"] += bool(re.match(syntax.stack, line) or framed and re.match(syntax.frame, line))
+        count["other"] += not kinds
+    registers = {number for line in lines for found in re.finditer(syntax.vector, line) for number in found.groups() if number}
     text = []
     for block in blocks:
         text += [f"{name}:" for name in block.labels] + [f"    {line}" for line in block.lines]
@@ -286,7 +264,7 @@ def _count(function: str, blocks: list[_Block], label: str, syntax: Syntax, fram
         label=label,
         fmas=count["fma"] + min(count["multiply"], count["add"]),
         loads=count["load"],
-        broadcasts=count["broadcast"],
+        broadcasts=count["broadcast"] + _elements_named(lines, syntax),
         stores=count["store"],
         prefetches=count["prefetch"],
         masked=count["masked"],
@@ -299,3 +277,22 @@ def _count(function: str, blocks: list[_Block], label: str, syntax: Syntax, fram
         instructions=len(lines),
         text="\n".join(text),
     )
+
+
+def _kinds(line: str, syntax: Syntax) -> set[str]:
+    """Of which kinds an instruction is."""
+    return {kind for kind in _KINDS if re.match(getattr(syntax, kind), line)}
+
+
+def _elements_named(lines: list[str], syntax: Syntax) -> int:
+    """Single elements of vector registers that FMAs multiply by: each counts once until its register is written again."""
+    count, known = 0, set()
+    for line in lines:
+        if _kinds(line, syntax) & {"fma", "multiply"}:
+            new = set(re.findall(syntax.element, line)) - known
+            count += len(new)
+            known |= new
+        if written := re.match(syntax.define, line):
+            names = {name for name in written.groups() if name}
+            known = {each for each in known if re.search(r"\d+", each)[0] not in names and each not in names}
+    return count

@@ -28,6 +28,9 @@ SKINNY = (
     (10000, 2, 16), (4, 8, 100000), (16, 16, 100000), (2, 2, 10000), (8, 100000, 4), (3, 10000, 3), (16, 100000, 16),
 )
 
+#: (n, k) of a vector times a wide matrix: B within L2, and B from memory.
+ROWS = ((128, 500), (512, 500), (2048, 2000), (1024, 5000))
+
 #: Of a transformer: width of the hidden state, rows (tokens) of the activations.
 HIDDEN, TOKENS = (768, 1024, 4096), (1, 4, 16, 128, 512)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -41,11 +41,7 @@ def measure(suite: Suite, case: Case, dtype: str, conditions: Conditions) -> Ite
     run = partial(first_call.measure, dtype=dtype, m=m, n=n, k=k)
     row = partial(Row, suite=suite.name, dtype=dtype, threads=threads)
 
-    first = []
-    for _ in range(FIRST_RUNS[extent]):
-        folder = tempfile.TemporaryDirectory()
-        with folder as name:
-            first.append(run("tvmgemm", environment={**limits, "TVMGEMM_CACHE_DIR": name}))
+    first = _first_calls(run, limits, FIRST_RUNS[extent])
     yield row(
         case=f"first call ever ({case.label})",
         entry="matmul",
@@ -54,25 +50,7 @@ def measure(suite: Suite, case: Case, dtype: str, conditions: Conditions) -> Ite
         served=all(facts["served"] for facts in first),
         plan=f"{first[0]['builds']} built",
     )
-
-    with tempfile.TemporaryDirectory() as kernels, tempfile.TemporaryDirectory() as bytecode:
-        written = {"PYTHONPYCACHEPREFIX": bytecode, "PYTHONDONTWRITEBYTECODE": ""}
-        environment = {**limits, **written, "TVMGEMM_CACHE_DIR": kernels}
-        run("tvmgemm", environment=environment)  # fills the folders
-        ours, theirs = [], []
-        for turn in range(RUNS[extent]):
-            pair = [("tvmgemm", ours), ("numpy", theirs)]
-            for library, results in pair if turn % 2 else pair[::-1]:
-                results.append(run(library, environment=environment))
-
-    def medians(name: str, peer_name: str) -> dict:
-        seconds, peer_seconds = [facts[name] for facts in ours], [facts[peer_name] for facts in theirs]
-        return {
-            "seconds": statistics.median(seconds),
-            "peer_seconds": statistics.median(peer_seconds),
-            "ratio": ratio(peer_seconds, seconds),
-        }
-
+    ours, theirs = _later_processes(run, limits, RUNS[extent])
     compiled = sum(facts["builds"] for facts in ours)
     imported = "tvm imported" if any(facts["tvm"] for facts in ours) else "tvm not imported"
     yield row(
@@ -81,7 +59,7 @@ def measure(suite: Suite, case: Case, dtype: str, conditions: Conditions) -> Ite
         peer="numpy",
         served=all(facts["served"] for facts in ours),
         plan=f"{compiled} built, {imported}",
-        **medians("first_call", "first_call"),
+        **_medians([facts["first_call"] for facts in ours], [facts["first_call"] for facts in theirs]),
     )
     yield row(
         case="import tvmgemm, over import numpy",
@@ -89,8 +67,41 @@ def measure(suite: Suite, case: Case, dtype: str, conditions: Conditions) -> Ite
         peer="numpy",
         limit=IMPORT_LIMIT,
         plan=imported,
-        **medians("import", "import_numpy"),
+        **_medians([facts["import"] for facts in ours], [facts["import_numpy"] for facts in theirs]),
     )
+
+
+def _first_calls(run: Callable, limits: dict[str, str], runs: int) -> list[dict]:
+    """What processes say that find an empty cache folder."""
+    said = []
+    for _ in range(runs):
+        with tempfile.TemporaryDirectory() as kernels:
+            said.append(run("tvmgemm", environment={**limits, "TVMGEMM_CACHE_DIR": kernels}))
+    return said
+
+
+def _later_processes(run: Callable, limits: dict[str, str], runs: int) -> tuple[list[dict], list[dict]]:
+    """What processes say that find kernels and bytecode on disk, and NumPy's in turn with them."""
+    with tempfile.TemporaryDirectory() as kernels, tempfile.TemporaryDirectory() as bytecode:
+        written = {"PYTHONPYCACHEPREFIX": bytecode, "PYTHONDONTWRITEBYTECODE": ""}
+        environment = {**limits, **written, "TVMGEMM_CACHE_DIR": kernels}
+        run("tvmgemm", environment=environment)  # fills the folders
+        ours: list[dict] = []
+        theirs: list[dict] = []
+        for turn in range(runs):
+            pair = [("tvmgemm", ours), ("numpy", theirs)]
+            for library, results in pair if turn % 2 else pair[::-1]:
+                results.append(run(library, environment=environment))
+    return ours, theirs
+
+
+def _medians(seconds: list[float], peer_seconds: list[float]) -> dict:
+    """The fields of a row that say how long it took."""
+    return {
+        "seconds": statistics.median(seconds),
+        "peer_seconds": statistics.median(peer_seconds),
+        "ratio": ratio(peer_seconds, seconds),
+    }
 
 
 #: A mean over an import and a first call says nothing.

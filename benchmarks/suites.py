@@ -77,6 +77,9 @@ def _vectors(dtype: str, extent: str) -> Iterator[Case]:
         yield Case((n, n), (n,), b_layout="[:,::2]", note="matrix x vector")
         yield Case((n,), (n, n), b_layout="F", note="vector x matrix")
         yield Case((n,), (n,), a_layout="[:,::-1]", note="dot")
+    if extent != "quick":
+        for n, k in shapes.ROWS:
+            yield Case((k,), (k, n), note="vector x matrix")
 
 
 def _skinny(dtype: str, extent: str) -> Iterator[Case]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
+import pytest
 from equivalence import RUNNABLE
 from processes import LINUX_WITH_KERNELS, WAIT, entries, result, run, start
 from processes import built, store  # noqa: F401
@@ -201,3 +202,42 @@ def test_fork_during_a_build(tmp_path):
     said = run(program, TVMGEMM_CACHE_DIR=tmp_path / "k")
     assert (said["answer"], said["status"]) == ("right", 0)
     assert said["served"]["float32"] == 2 and said["warned"] == []
+
+
+@pytest.mark.parametrize("module", ["dispatch", "kernels", "store", "build.parent"])
+def test_fork_during_an_import(tmp_path, module):
+    """The child needs a module that a thread of its parent, which it has not got, was importing. Nor do others meet half of
+    the module."""
+    program = f"""
+    from importlib.machinery import PathFinder, SourceFileLoader
+    importing = threading.Event()
+    class Slowly(SourceFileLoader):
+        def exec_module(self, module):
+            importing.set()
+            time.sleep(0.3)
+            super().exec_module(module)
+    class Slow:
+        def find_spec(self, name, path=None, target=None):
+            if name == "tvmgemm.{module}":
+                spec = PathFinder.find_spec(name, path)
+                spec.loader = Slowly(name, spec.origin)
+                return spec
+    sys.meta_path.insert(0, Slow())
+    thread = threading.Thread(target=product)
+    thread.start()
+    importing.wait(60)
+    warnings.simplefilter("ignore", DeprecationWarning)
+    tvmgemm.stats()
+    child = os.fork()
+    if child == 0:
+        import signal
+        signal.alarm(30)
+        product(1)
+        os._exit(tvmgemm.stats().served["float32"] - 1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    thread.join()
+    {WAIT}
+    seen(status=status, warned=caught)
+    """
+    said = run(program, TVMGEMM_CACHE_DIR=tmp_path / "k")
+    assert (said["status"], said["warned"], said["served"]["float32"]) == (0, [], 1)

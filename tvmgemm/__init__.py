@@ -37,7 +37,10 @@ def __getattr__(name: str):
     if name in _LAZY:
         from importlib import import_module
 
-        value = getattr(import_module(_LAZY[name], __name__), name)
+        from .forks import importing
+
+        with importing:
+            value = getattr(import_module(_LAZY[name], __name__), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

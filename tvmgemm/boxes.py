@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
 
+from .forks import once
 from .problem import Problem
 
 #: The loop over a stack, as one that tasks share.
@@ -39,7 +39,7 @@ class Box:
     PRODUCTS = ("mn", "kn", "work")
     SIDES = ("m", "n", "k", "batch", *PRODUCTS)
 
-    @cached_property
+    @once
     def limits(self) -> Limits:
         """The sides that are bounded: most boxes bound few, and a miss in the table compares hundreds of boxes."""
         sides = ((side, getattr(self, side)) for side in self.SIDES)

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from . import frontend, kernels, log, settings
 from ._native import ffi, lib
+from .forks import importing
 from .host import host
 from .kernels import Kernel
 from .planner import HOT_PRODUCTS, Plan, companions, hot_at, plan, shape_spec
@@ -29,14 +30,16 @@ _ids: dict[tuple, int] = {}
 
 @lru_cache(maxsize=None)
 def _tuned(cache_dir: str | None) -> tuple:
-    from .store import user_folder
+    with importing:
+        from .store import user_folder
 
     try:  # most processes have no such file: they are spared the rest, and no folder is made for them
         if not any(name.startswith("tuned-") for name in os.listdir(cache_dir or user_folder())):
             return ()
     except OSError:
         return ()
-    from .tuned import load
+    with importing:
+        from .tuned import load
 
     return load(kernels.store_in(cache_dir), host())
 
@@ -55,7 +58,8 @@ def read_tuned_again() -> None:
 @lru_cache(maxsize=None)
 def _shapes(cache_dir: str | None) -> set[KernelSpec]:
     """The kernels for single shapes that can be had without building: those that this folder had, and those built since."""
-    from .shapes import stored
+    with importing:
+        from .shapes import stored
 
     return stored(kernels.store_in(cache_dir), host().arch)
 

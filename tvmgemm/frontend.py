@@ -15,6 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tvmgemm._native import ffi, lib
+from tvmgemm.forks import importing
 from tvmgemm.problem import DTYPES
 
 #: Decides about a problem that no plan serves and publishes a plan: ``on_miss(tg_problem *) -> bool``, True
@@ -72,7 +73,8 @@ def tg_miss(problem) -> int:
     if on_miss is None:
         if sys.is_finalizing():
             return _DECLINE
-        from tvmgemm import dispatch
+        with importing:
+            from tvmgemm import dispatch
 
         on_miss = dispatch.on_miss
     return _LOOK_AGAIN if on_miss(problem) else _DECLINE

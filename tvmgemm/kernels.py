@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from . import log, settings
 from ._native import ffi, lib
+from .forks import importing
 from .spec import KernelSpec
 
 
@@ -66,7 +67,8 @@ _under_way: dict[KernelSpec, _Build] = {}
 @lru_cache(maxsize=None)
 def store_in(cache_dir: str | None):
     """The store in ``cache_dir``, or in the folder of the settings: opened, and its folder made, at the first call."""
-    from .store import open_store
+    with importing:
+        from .store import open_store
 
     return open_store(cache_dir)
 
@@ -162,7 +164,8 @@ def _attend(build: _Build) -> None:
     """Take the results of a build as they come."""
     problem = "the build ended without an answer"
     try:
-        from .build import parent
+        with importing:
+            from .build import parent
 
         for result in parent.build(build.specs, store(), cancelled=lambda: build.cancelled):
             with lock:

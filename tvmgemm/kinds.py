@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from .blocking import kc_of
 from .family.isa import Isa
 from .family.tiles import IN_PLACE, TILES, UNBLOCKED, UNBLOCKED_TILES
 from .family.variants import VARIANTS, Variant
 from .host import Host
+from .forks import once
 from .problem import DTYPES, Problem
 from .settings import Options
 
@@ -106,12 +106,12 @@ class Kind:
         """Columns of the widest tile without loops around it; 0 if there is none."""
         return UNBLOCKED_TILES.get((self.isa.name, self.problem.dtype), (0, 0))[1]
 
-    @cached_property
+    @once
     def kc(self) -> int:
         """Steps of a block of k."""
         return kc_of(*self.tiles[0], self.itemsize, self.host.cache(1), self.host.cache(2))
 
-    @cached_property
+    @once
     def l2_columns(self) -> int:
         """Columns of a block of B that is as large as L2."""
         return self.host.cache(2).bytes // (self.kc * self.itemsize)

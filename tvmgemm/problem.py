@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+
+from .forks import once
 
 #: Layout classes, numbered as in native/tvmgemm.h.
 ROW, COL, STRIDED = 0, 1, 2
@@ -108,17 +109,17 @@ class Problem:
     symmetric: bool = False
     gemv: bool = False
 
-    @cached_property
+    @once
     def mn(self) -> float:
         """Elements of C of one product, as a float, like ``work``."""
         return float(self.m) * float(self.n)
 
-    @cached_property
+    @once
     def kn(self) -> float:
         """Elements of B of one product, as a float, like ``work``."""
         return float(self.k) * float(self.n)
 
-    @cached_property
+    @once
     def work(self) -> float:
         """Multiply-adds of one product, as a float: sizes beyond 2**31 must not overflow in the native table."""
         return float(self.m) * float(self.n) * float(self.k)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
 from . import log
+from .forks import importing
 
 ENVIRONMENT_PREFIX = "TVMGEMM_"
 MAX_THREADS = 1024
@@ -176,7 +177,8 @@ class Options:
         """``num_threads``, or the cores this process may use."""
         if self.num_threads is not None:
             return self.num_threads
-        from .host import host
+        with importing:
+            from .host import host
 
         return host().cores
 
@@ -293,7 +295,8 @@ def _checked(name: str, value: object) -> object:
     if value is None:
         return None
     try:
-        return row.metadata["kind"].check(value)
+        with importing:  # names of variants and such
+            return row.metadata["kind"].check(value)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}={value!r} {error}") from None
 

@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass, field
 
 from ._native import lib
+from .forks import importing
 from .problem import DTYPES
 
 
@@ -45,7 +46,7 @@ def stats() -> Statistics:
     """The Statistics of this process."""
     served = {name: lib.tg_served(d.native_id) for name, d in DTYPES.items()}
     declined = {name: lib.tg_declined(d.native_id) for name, d in DTYPES.items()}
-    kernels = sys.modules.get("tvmgemm.kernels")  # not imported before the first miss: then there is nothing to add
+    kernels = _kernels()
     if kernels is None:
         return Statistics(served, declined)
     calls = {kernel.spec.name: kernel.calls for kernel in list(kernels.loaded.values()) if kernel.calls}
@@ -56,9 +57,15 @@ def stats() -> Statistics:
 def reset_stats() -> None:
     """Set every count back to zero. Kernels and plans stay."""
     lib.tg_reset_counters()
-    kernels = sys.modules.get("tvmgemm.kernels")
+    kernels = _kernels()
     if kernels is not None:
         kernels.builds = kernels.Builds()
+
+
+def _kernels():
+    """The module, or None before the first miss: then there is nothing to tell of."""
+    with importing:  # another thread may be in its first miss
+        return sys.modules.get("tvmgemm.kernels")
 
 
 def release_scratch() -> int:

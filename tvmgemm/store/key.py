@@ -12,9 +12,10 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 
 from ..family.isa import ISAS
+from ..forks import once
 from ..spec import KernelSpec
 
 try:  # hashlib loads OpenSSL, which takes 4 ms of a program's first product; these modules take none
@@ -59,7 +60,7 @@ class KernelKey:
 
     parts: tuple[tuple[str, str], ...]
 
-    @cached_property
+    @once
     def digest(self) -> str:
         """Sixteen hexadecimal digits of the SHA-256 of the parts."""
         return digest(repr(self.parts).encode())

@@ -1,8 +1,12 @@
 """NumPy's ``a @ b``, served by matrix-multiplication kernels that Apache TVM generates for this machine.
 
-    >>> import tvmgemm
-    >>> c = tvmgemm.matmul(a, b)      # np.matmul's signature, keywords and results
-    >>> tvmgemm.patch_numpy()         # from here on, a @ b in anybody's code
+    >>> import numpy as np, tvmgemm
+    >>> a, b = np.ones((2, 3)), np.ones((3, 2))
+    >>> tvmgemm.matmul(a, b)          # np.matmul's signature, keywords and results
+    array([[3., 3.],
+           [3., 3.]])
+    >>> with tvmgemm.patched():       # a @ b in anybody's code; patch_numpy() does it for good
+    ...     c = a @ b
 
 Kernels are built when first needed and kept on disk; importing this package neither builds nor patches anything.
 """

@@ -155,6 +155,14 @@ def gemm(
         elements that share memory, or overlaps ``a`` or ``b``; for unaligned operands.
 
     Floating-point errors (overflow, invalid) are not reported, whatever ``np.errstate`` says.
+
+    Examples
+    --------
+    >>> import numpy as np, tvmgemm
+    >>> a, b, c = np.ones((2, 3)), np.ones((3, 2)), np.ones((2, 2))
+    >>> tvmgemm.gemm(a, b, c, alpha=2, beta=-1)
+    array([[5., 5.],
+           [5., 5.]])
     """
     _check_operands(a, b, c)
     alpha, beta = _scalar("alpha", alpha, c.dtype), _scalar("beta", beta, c.dtype)

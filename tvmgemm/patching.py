@@ -54,6 +54,13 @@ def patched() -> Iterator[None]:
     """``with patched():`` patches NumPy for the block; blocks may nest and may overlap between threads.
 
     Also a decorator: ``@patched()``.
+
+    Examples
+    --------
+    >>> import tvmgemm
+    >>> with tvmgemm.patched():
+    ...     tvmgemm.is_patched()
+    True
     """
     _change(blocks=+1)
     try:

@@ -244,6 +244,17 @@ class options:
 
     Raises TypeError for an unknown keyword or a value of the wrong type, ValueError for a value that is not
     accepted; then nothing is changed.
+
+    Examples
+    --------
+    >>> import numpy as np, tvmgemm
+    >>> a = np.ones((40, 40), np.float32)
+    >>> with tvmgemm.options(variant="numpy"):
+    ...     tvmgemm.explain(a, a).served
+    False
+    >>> with tvmgemm.options(variant="C3A2B0", num_threads=1):
+    ...     tvmgemm.explain(a, a).variant
+    'C3A2B0'
     """
 
     def __init__(self, **keywords: object) -> None:

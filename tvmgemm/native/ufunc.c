@@ -43,7 +43,18 @@ static const char DOCUMENTATION[] =
     "See Also\n"
     "--------\n"
     "tvmgemm.gemm : C = alpha*A@B + beta*C in place.\n"
-    "tvmgemm.patch_numpy : the same kernels behind the ``@`` operator.\n";
+    "tvmgemm.patch_numpy : the same kernels behind the ``@`` operator.\n"
+    "\n"
+    "Examples\n"
+    "--------\n"
+    ">>> import numpy as np, tvmgemm\n"
+    ">>> a = np.full((2, 3), 100, np.int8)\n"
+    ">>> tvmgemm.matmul(a, a.T)                  # integers wrap around, as NumPy's do\n"
+    "array([[48, 48],\n"
+    "       [48, 48]], dtype=int8)\n"
+    ">>> tvmgemm.matmul(a, a.T, dtype=np.int32)  # a wider result\n"
+    "array([[30000, 30000],\n"
+    "       [30000, 30000]], dtype=int32)\n";
 
 static const struct { int type; tg_loop_fn loop; } OURS[TG_NLOOPS] = {
 #define ROW(npy, id, name) [TG_LOOP_##name] = { npy, tg_loop_##name },

@@ -37,7 +37,7 @@ static inline uint16_t bfloat16_of_float(float value)
 {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
-    return value != value ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    return (uint16_t)(value != value ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 typedef struct { uint16_t bits; } half;

@@ -188,7 +188,7 @@ static uintptr_t make_ufunc(PyUFuncObject *matmul)
     static char types[OPERANDS * MAX_LOOPS];
     if (!know(matmul))
         return 0;
-    memcpy(types, matmul->types, (size_t)OPERANDS * matmul->ntypes);
+    memcpy(types, matmul->types, (size_t)(OPERANDS * matmul->ntypes));
     for (int i = 0; i < matmul->ntypes; i++) {
         loops[i] = matmul->functions[i];
         data[i] = matmul->data ? matmul->data[i] : NULL;

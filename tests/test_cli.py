@@ -104,6 +104,37 @@ def test_the_example_prints_the_same_with_and_without(tmp_path, cache):
 # -- the rest of the command line
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["info"], ["info", "--json"], ["emit"]], ids=" ".join)
+def test_nobody_reads_the_output(tmp_path, arguments):
+    """As in a pipe to ``head``, and where standard output is closed."""
+    code = """
+import os, subprocess, sys
+read, write = os.pipe()
+os.close(read)
+for closed in (False, True):
+    done = subprocess.run([sys.executable, "-m", "tvmgemm", *sys.argv[1:]], stdout=None if closed else write,
+                          stderr=subprocess.PIPE, preexec_fn=(lambda: os.close(1)) if closed else None)
+    assert (done.returncode, done.stderr) == (0, b""), done
+"""
+    result = python("-c", code, *arguments, cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse to remove it")
+def test_the_current_folder_is_gone(tmp_path):
+    script = program(tmp_path, "import sys; print(sys.argv)")
+    for arguments, status, output in [
+        ((script, "x"), 0, f"[{str(script)!r}, 'x']\n"),
+        (("program.py",), 2, "tvmgemm run: can't open file 'program.py': [Errno 2] No such file or directory\n"),
+        (("-m", "this"), 0, None),
+    ]:
+        (tmp_path / "gone").mkdir()
+        code = "import os, runpy, sys; os.rmdir(os.getcwd()); sys.argv[0] = 'tvmgemm'; runpy.run_module('tvmgemm')"
+        result = python("-c", code, "run", *arguments, cwd=tmp_path / "gone")
+        assert result.returncode == status, result.stderr
+        assert output is None or result.stdout + result.stderr == output
+
+
 def test_help_and_wrong_commands(tmp_path):
     helped = tvmgemm("--help", cwd=tmp_path)
     assert helped.returncode == 0

@@ -7,6 +7,7 @@ import os
 import textwrap
 from pathlib import Path
 
+import pytest
 from equivalence import RUNNABLE
 from processes import (
     LINUX_WITH_KERNELS,
@@ -49,6 +50,19 @@ def test_wrong_tvm(tmp_path):
     pin = 'from tvmgemm.store import key; key.PINS["apache-tvm"] = "0.1"\n'
     said = run(pin + SAY, TVMGEMM_CACHE_DIR=tmp_path / "k")
     assert_numpy_served_with_one_warning(said, "apache-tvm", "instead of 0.1", "pip install")
+
+
+@pytest.mark.parametrize("jit", ["sync", "background"])
+def test_the_warning_names_the_line_of_who_waits(tmp_path, jit):
+    program = f"""
+    places = []
+    warnings.showwarning = lambda message, category, file, *rest: places.append(file)
+    product()
+    {WAIT}
+    seen(places=places, program=product.__code__.co_filename)
+    """
+    said = run(program, TVMGEMM_CACHE_DIR=tmp_path / "k", TVMGEMM_JIT=jit, PATH=str(tmp_path), CC=None)
+    assert len(said["places"]) == 1 and (said["places"][0] == said["program"] or jit == "background")
 
 
 def test_warnings_as_errors(tmp_path):

@@ -223,7 +223,9 @@ def test_an_interrupt_loses_nothing_that_was_measured(folder):
         (["--dtype", "bfloat16"], "bfloat16 and products of several dtypes are left to the rules"),
         (["--shapes", "10x20"], "'10x20' is not a shape"),
         (["--layouts", "rx"], "pass pairs of r and c"),
-        (["--threads", "0"], "is not a list of numbers of threads"),
+        (["--shapes", ""], "names no shape"),
+        (["--shapes", "1000000000x1x1000000000"], "takes 3725290310 GiB, and this machine has"),
+        (["--threads", "0"], "is not a list of numbers of threads, 1 to 1024"),
         (["--seconds", "-1"], "is not a positive number"),
     ],
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from . import log, settings
@@ -35,10 +35,13 @@ class Kernel:
 
 @dataclass(eq=False)
 class _Build:
-    """A build that a thread of ours attends to. The first spec is the one that somebody needs."""
+    """A build that a thread of ours attends to. The first spec is the one that somebody needs. ``waiting`` callers give the
+    ``warnings``, which then name their line; where there are none, that thread does in the end."""
 
     specs: list[KernelSpec]
     cancelled: bool = False
+    waiting: int = 0
+    warnings: list[tuple[str, str]] = field(default_factory=list)
 
 
 @dataclass
@@ -88,11 +91,16 @@ def get(spec: KernelSpec, jit: str, companions: Callable[[], list[KernelSpec]]) 
         if spec in _under_way:
             if jit != "sync":
                 break
+            build = _under_way[spec]
+            build.waiting += 1
             try:
                 _changed.wait()
             except BaseException:  # Ctrl-C: nobody waits for this build any more, and the next call begins another
                 _cancel(_under_way.get(spec))
                 raise
+            finally:
+                build.waiting -= 1
+            log.give(build.warnings)
     return loaded.get(spec), why_missing(spec)
 
 
@@ -162,6 +170,14 @@ def start_build(specs: list[KernelSpec]) -> None:
 
 def _attend(build: _Build) -> None:
     """Take the results of a build as they come."""
+    with log.held_back(build.warnings):
+        _take_all(build)
+    with lock:
+        if not build.waiting:
+            log.give(build.warnings)
+
+
+def _take_all(build: _Build) -> None:
     problem = "the build ended without an answer"
     try:
         with importing:

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 LEVELS = ("debug", "info", "warning", "error")
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _handler = None
 _warned: set[str] = set()
+_thread = threading.local()
 
 
 def logger():
@@ -71,6 +75,10 @@ def warn_once(key: str, message: str) -> None:
     The warning names the caller's line, not ours. Under ``-W error`` it would become an exception in the
     middle of a product that NumPy can still compute: it is logged instead.
     """
+    held = getattr(_thread, "held", None)
+    if held is not None:
+        held.append((key, message))
+        return
     if key in _warned:
         return
     _warned.add(key)
@@ -79,6 +87,22 @@ def warn_once(key: str, message: str) -> None:
         warnings.warn(message, RuntimeWarning, stacklevel=_callers_depth())
     except Exception as error:
         _log("error", "warning raised as an exception: %s", (error,))
+
+
+@contextmanager
+def held_back(held: list[tuple[str, str]]) -> Iterator[None]:
+    """For a thread of ours, which no line of the program called: ``warn_once`` adds to ``held`` what is to be given elsewhere."""
+    _thread.held = held
+    try:
+        yield
+    finally:
+        _thread.held = None
+
+
+def give(held: list[tuple[str, str]]) -> None:
+    """Give the warnings that were held back, and empty the list."""
+    while held:
+        warn_once(*held.pop(0))
 
 
 def _log(level: str, message: str, args: tuple) -> None:

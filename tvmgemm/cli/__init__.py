@@ -5,6 +5,8 @@ Each command is a module of this package with ``main(argv) -> exit status``; onl
 
 from __future__ import annotations
 
+import argparse
+import os
 import sys
 from importlib import import_module
 
@@ -21,8 +23,36 @@ _USAGE = "usage: python -m tvmgemm {run,info,demo,emit,tune} ..."
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command named by ``argv[0]`` (default: the process's arguments); returns its exit status."""
+    """Run the command named by ``argv[0]`` (default: the process's arguments); returns its exit status, 130 if it is
+    interrupted."""
     argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["run"]:  # whose output and exceptions are the program's
+        return _main(argv)
+    try:
+        try:
+            return _main(argv)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:  # piped into head, less ...: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def positive_seconds(text: str) -> float:
+    """The value of an option ``--seconds``, for argparse."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return seconds
+
+
+def _main(argv: list[str]) -> int:
     command = argv[0] if argv else None
     if command in COMMANDS:
         return import_module(f"tvmgemm.cli.{command}").main(argv[1:])

@@ -13,7 +13,7 @@ import numpy as np
 
 import tvmgemm
 from tvmgemm import settings, timing
-from tvmgemm.cli import first_call
+from tvmgemm.cli import first_call, positive_seconds
 from tvmgemm.cli.info import numpy_blas, plan_text
 from tvmgemm.host import host
 
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
         prog="python -m tvmgemm demo",
         description="Build kernels, check them against NumPy and compare the speed, in under a minute.",
     )
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of timing (default %(default)g)")
+    parser.add_argument("--seconds", type=positive_seconds, default=SECONDS, help="of timing (default %(default)g)")
     arguments = parser.parse_args(argv)
     try:
         import rich  # noqa: F401

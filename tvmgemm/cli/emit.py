@@ -8,7 +8,6 @@ or stored.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Iterable
@@ -53,7 +52,8 @@ def main(argv: list[str]) -> int:
     else:
         text = _generated(asked.show, specs, target, own=asked.target == "host")
     if asked.output is None:
-        return _print(text)
+        print(text, end="")
+        return 0
     try:
         Path(asked.output).write_text(text)
     except OSError as error:
@@ -262,15 +262,6 @@ def _markdown(head: list[str], rows: list[list[str]]) -> str:
     return "".join(
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths)) + " |\n" for row in text
     )
-
-
-def _print(text: str) -> int:
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:  # piped into head, less ...: nobody reads on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
 
 
 def _fail(message: str, status: int) -> NoReturn:

@@ -90,7 +90,7 @@ def _parse(argv: list[str]) -> tuple[bool, bool, str, list[str]]:
 
 def _script(argument: str) -> Program:
     """The program of a source file, a compiled file, or a folder or zip file with a ``__main__`` module."""
-    path = os.path.join(os.getcwd(), argument)  # absolute, but with its dots and links, as python has it
+    path = os.path.join(_current_folder(), argument)  # absolute, but with its dots and links, as python has it
     if os.path.isdir(path) or (os.path.isfile(path) and zipfile.is_zipfile(path)):
         spec = PathFinder.find_spec("__main__", [path])
         if spec is None or spec.loader is None:
@@ -108,9 +108,17 @@ def _script(argument: str) -> Program:
     return Program(code, argument, os.path.dirname(os.path.realpath(path)), attributes)
 
 
+def _current_folder() -> str:
+    """"" where it has been removed: python starts what it finds elsewhere all the same."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
 def _module(name: str) -> Program:
     """The program of ``-m name``: the module itself, or the ``__main__`` of a package."""
-    folder = os.getcwd()
+    folder = _current_folder()
     _set_path0(folder)
     spec = _find_spec(name)
     if spec.submodule_search_locations is not None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator
 
 from tvmgemm import dispatch, kernels, settings
+from tvmgemm.cli import positive_seconds
 from tvmgemm.host import host
 from tvmgemm.planner import forced
-from tvmgemm.problem import Problem
+from tvmgemm.problem import DTYPES, Problem
 
 # fmt: off
 #: (m, n, k) that are tuned unless --shapes says otherwise.
@@ -50,6 +52,8 @@ def main(argv: list[str]) -> int:
         return _fail("the kernel cache's folder can't be used, so there is no place for results", 1)
 
     wanted = list(dict.fromkeys(_products(arguments)))
+    if huge := next((problem for problem, _ in wanted if _bytes(problem) > _memory()), None):
+        return _fail(f"{_text(huge)} takes {_bytes(huge) / 2**30:.0f} GiB, and this machine has {_memory() / 2**30:.0f}", 2)
     known = () if arguments.again else {entry.subject for entry in tuned.load(store, host())}
     todo = [product for product in wanted if (*product, tunable[product[0].dtype]) not in known]
     found: list = []
@@ -82,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--layouts", type=_layouts, default=("rr",), metavar="rr,rc",
                         help="of A and B: r for row-major, c for column-major (default rr)")  # fmt: skip
     parser.add_argument("--threads", type=_counts, metavar="N,N", help="default: one, and as many as are set")
-    parser.add_argument("--seconds", type=_positive, default=SECONDS, metavar="S",
+    parser.add_argument("--seconds", type=positive_seconds, default=SECONDS, metavar="S",
                         help="of measuring in all, beside what building kernels takes (default %(default)g)")  # fmt: skip
     parser.add_argument("--again", action="store_true", help="measure also what was measured before")
     return parser
@@ -94,6 +98,16 @@ def _products(arguments: argparse.Namespace) -> Iterator[tuple[Problem, int]]:
             for a, b in arguments.layouts:
                 for threads in arguments.threads or (1, settings.current().threads):
                     yield Problem(dtype, m, n, k, a_layout=_LAYOUTS[a], b_layout=_LAYOUTS[b]), threads
+
+
+def _bytes(p: Problem) -> int:
+    """Of the operands and of two results, which are compared."""
+    return DTYPES[p.dtype].c_size * (p.m * p.k + p.k * p.n + 2 * p.m * p.n)
+
+
+def _memory() -> int:
+    """Bytes of this machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _measured(products: list[tuple[Problem, int]], seconds: float) -> Iterator:
@@ -166,6 +180,8 @@ def _shapes(text: str) -> tuple[tuple[int, int, int], ...]:
         if len(numbers) not in (1, 3) or not all(numbers):
             raise argparse.ArgumentTypeError(f"{name!r} is not a shape such as 512 or 100x200x300 (m x n x k)")
         found.append(tuple(numbers * 3 if len(numbers) == 1 else numbers))
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} names no shape; pass some such as 512 or 100x200x300 (m x n x k)")
     return tuple(found)
 
 
@@ -179,18 +195,8 @@ def _layouts(text: str) -> tuple[str, ...]:
 def _counts(text: str) -> tuple[int, ...]:
     found = [int(name) if name.isdecimal() else 0 for name in _names(text)]
     if not found or not all(1 <= count <= settings.MAX_THREADS for count in found):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers of threads such as 1,2")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers of threads, 1 to {settings.MAX_THREADS}, such as 1,2")
     return tuple(found)
-
-
-def _positive(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
-    return seconds
 
 
 def _fail(message: str, status: int) -> int:

@@ -37,8 +37,10 @@ def test_any_folder_name_will_do(tmp_path, compiler, name):
     assert result.error is None and os.path.dirname(result.path) == str(tmp_path / name)
 
 
-def test_tvm_really_builds(store):
+def test_tvm_really_builds(tmp_path):
     pytest.importorskip("tvm")
+    (tmp_path / os.fsdecode(b"not utf-8 \xff")).mkdir(mode=0o700)
+    store = Store(str(tmp_path / os.fsdecode(b"not utf-8 \xff")))
     result = only(build([SPEC], store))
     assert result.error is None
     assert getattr(ctypes.CDLL(result.path), SPEC.symbol)

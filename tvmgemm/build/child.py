@@ -136,7 +136,8 @@ def _build(spec, key, compile_object, request: dict) -> str:
     linker = Linker(*request["linker"])
     library = temporary_path(request["store"])
     try:
-        compile_object(spec, library + ".o")
+        os.chdir(request["store"])  # TVM takes names of files in UTF-8 only, and the folder's may be of any bytes
+        compile_object(spec, os.path.basename(library) + ".o")
         try:
             link(linker, library + ".o", library)
         except LinkError as error:

@@ -1,8 +1,9 @@
-"""What is needed soon, asked for while the micro-kernel runs: the tile of C that it ends with, and what is packed next.
+"""Prefetches while the micro-kernel runs: of the tile of C that it ends with, and of what is packed next.
 
-Both come from L3 or memory, where a line takes as long as hundreds of FMAs, and a core waits for few dozen lines at a time
-(24 on Zen 4). Those of a whole tile, asked for at once, would leave no place for what the micro-kernel reads from L2. So its
-loop over k is cut into stretches, one for each row of the tile, and each begins with its share of the prefetches.
+Both come from L3 or memory, where a cache line takes as long as hundreds of FMAs, and a core can wait for a few dozen
+lines at a time (24 on Zen 4). If a tile asked for all of its lines at once, it would leave no place for what the
+micro-kernel reads from L2. So the loop over k is cut into stretches, one for each row of the tile, and each stretch
+begins with its share of the prefetches.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def prefetches(g: Generator) -> bool:
 
 @dataclass(frozen=True)
 class Lines:
-    """The cache lines of a block of an operand: ``runs`` of ``length`` lines each, a ``stride`` of elements apart."""
+    """The cache lines of a block of an operand: ``runs`` rows (or columns) of ``length`` lines each, which begin
+    ``stride`` elements apart."""
 
     view: View
     start: Any
@@ -84,8 +86,9 @@ def in_stretches(name: str, steps, stretches: int, begin: Callable[[Any], None],
 
 
 def lines_behind(g: Generator, name: str, e: Block, extent, p: Block) -> Lines:
-    """The lines of what is packed after block ``e`` of the operand's own dimension, which ends at ``extent``: none behind the
-    last block. (Of a share of a task, the lines behind the last are another's.)"""
+    """The lines of the block that is packed after block ``e``, in the operand's own dimension, which ends at
+    ``extent``; none after the last block. (After the last block of a task's share they are another task's, and
+    prefetched in vain.)"""
     start = let("next", e.start + e.size)
     return _lines(g, name, start, emit.maximum(emit.minimum(e.size, extent - start), const(0)), p)
 

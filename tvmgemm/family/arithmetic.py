@@ -1,13 +1,15 @@
 """How the sum of products is computed, per instruction set and dtype, as tables.
 
-An element of a packed panel and an accumulator are lanes of the same width (but for ``split64``). A panel's element holds
-``group`` elements of the operand, consecutive along k, which one instruction multiplies with those of the other operand and
-adds up: four bytes (``dot8``), two 16-bit integers (``madd16``), or just one. Integers wrap modulo 2**n, so what a dtype's own width
-cannot see (the sign of what is multiplied modulo 2**8, the upper half of a 32-bit sum of 16-bit products) need not be
-right, and is chosen for speed.
+An element of a packed panel is as wide as an accumulator's lane (but for ``split64``). It holds a *group*: ``group``
+elements of the operand, consecutive along k, which one instruction multiplies with those of the other operand and adds
+up: four bytes (``dot8``), two 16-bit integers (``madd16``), or just one.
 
-A matrix unit (x86's AMX) has registers of its own, each a tile of 16 rows of 64 bytes, and multiplies a tile of 16 rows of A
-and as many groups along k with one of 16 groups and columns of B (``matrix_unit``).
+Integers wrap modulo 2**n. What lies above a dtype's own width (the sign of a byte that is multiplied modulo 2**8, the
+upper half of a 32-bit sum of 16-bit products) nobody sees, so it need not be right, and the arithmetic is chosen for
+speed.
+
+A matrix unit (x86's AMX) has registers of its own, each a tile of 16 rows of 64 bytes, and multiplies a tile of 16 rows
+of A and as many groups along k with one of 16 groups and columns of B (``matrix_unit``).
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ class Arithmetic:
     """``sum``: type of the accumulators' lanes. ``element``: type that an operand's elements are converted to.
     ``group``: how many of them make up an element of a panel, which is as wide as a sum.
 
-    ``parts``: floating-point numbers that an element is. Of a complex one the real and the imaginary part are two rows of A and
-    two columns of B and C; what the sums of their products make is put together on the way to C.
+    ``parts``: 2 for complex numbers. Their real and imaginary parts are two rows of A and two columns of B and C; the
+    sums of products of parts are put together on the way to C.
 
-    ``matrix``: whether a matrix unit multiplies. ``planes``: what an element is split into, bytes or bfloat16 numbers, each of
-    which is packed by itself; products of planes are added up by the weight of their bytes (``matrix_unit``).
+    ``matrix``: whether a matrix unit multiplies. ``planes``: how many bytes or bfloat16 numbers an element is split
+    into, each packed by itself; products of planes of bytes are added up by their weight (``matrix_unit``).
 
-    ``fused``: names of instruction sets (``fma``: those with ``Isa.fma``) on which the step is one instruction; elsewhere
-    a product takes a register before it is added.
+    ``fused``: names of instruction sets (``fma``: those with ``Isa.fma``) on which the step is one instruction;
+    elsewhere a product takes a register before it is added.
     """
 
     name: str
@@ -79,8 +81,8 @@ class Arithmetic:
 
     @property
     def any_order(self) -> bool:
-        """Whether the terms of a sum may be added up in any order and by vectors along k: those of integers and bits, and of what
-        multiplies groups of floating-point numbers, which has an order of its own."""
+        """Whether the terms of a sum may be added up in any order and by vectors along k: those of integers and bits,
+        and of what multiplies groups of floating-point numbers, which has an order of its own."""
         return not (self.matrix or self.halves or self.parts > 1) and (not self.floating or self.group > 1)
 
     def is_fused(self, isa: Isa) -> bool:
@@ -139,8 +141,8 @@ ARITHMETICS: dict[str, Arithmetic] = {row.name: row for row in (
     Arithmetic("and32",  "int32",   "uint8",   4,    ("x86-64-v4",)),
 )}
 
-#: dtype -> (arithmetic of kernels that pack both operands, of kernels that read one in place; others), narrow levels first:
-#: a later table overrides an earlier one.
+#: dtype -> (arithmetic of kernels that pack both operands, of kernels that read one in place; others), narrow levels
+#: first: a later table overrides an earlier one.
 _X86 = {
     "float32": ("fma32",), "float64": ("fma64",), "complex64": ("cfma32",), "complex128": ("cfma64",),
     "int8":    ("madd16", "mul16"), "uint8":  ("madd16", "mul16"),
@@ -194,7 +196,8 @@ WAYS: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def arithmetic_of(isa: str, dtype: str, packing: str, forced: str = "") -> Arithmetic:
-    """The arithmetic of a kernel. Groups are made while both operands are packed: what reads one in place has no groups.
+    """The arithmetic of a kernel. Groups are made while both operands are packed: what reads one in place has no
+    groups.
 
     ValueError for a dtype that the instruction set has no kernels for, and for a ``forced`` one that it does not have.
     """

@@ -1,4 +1,5 @@
-"""The cache-block sizes that a product uses, in the kernel's own code: evened out, within the product, shared out to tasks."""
+"""The cache-block sizes that a product uses, in the kernel's own code: evened out, within the product, shared out to
+tasks."""
 
 from __future__ import annotations
 
@@ -34,9 +35,10 @@ def settle(g: Generator) -> None:
 
 
 def _lengthen(g: Generator) -> None:
-    """Let the innermost of the loops over blocks keep the bytes of its block where k is shorter than kc, or a quarter of them where
-    it is packed: the longer the pieces in which rows of B are read and rows of C written, the better the core fetches ahead by
-    itself, up to a few KB (measured for packed ones; beyond that L2 has to hold more for nothing)."""
+    """Lengthen the block of the innermost loop over blocks where k is shorter than kc, so that the block has as many
+    bytes as with a full kc, or a quarter of that if it is packed. Rows of B are then read, and rows of C written, in
+    longer pieces, and the core fetches ahead better by itself, up to a few KB (measured for packed blocks; longer ones
+    take room in L2 for nothing)."""
     v, inside = g.values, LOOP_DIMENSION[g.variant.outer[-1]] + "c"
     if g.variant.resident == "C" and not g.elements.arithmetic.matrix:
         steps = emit.maximum(g.steps(v["k"]), const(1)) * const(PACKED_PART if g.packed else 1)

@@ -20,8 +20,8 @@ from .targets import TARGETS, Target
 _SYSTEMS = {"darwin": "apple-darwin"}
 
 
-#: No vectors but ours: LLVM would make one of two or three single elements and calculate with the zeros beside them, which
-#: raises *invalid* against a user's infinity.
+#: No vectors but ours: LLVM would make one of two or three single elements and calculate with the zeros beside them,
+#: which raises *invalid* against a user's infinity.
 _NO_SLP = ("cl-opt", ("-vectorize-slp:bool=false",))
 
 

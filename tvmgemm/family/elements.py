@@ -1,7 +1,8 @@
-"""What becomes of an element on its way: from memory into a panel or a register, through the multiply-add, back to C.
+"""What becomes of an element on its way from memory into a panel or a register, through the multiply-add, and back to
+C.
 
-Values are vectors of ``lanes`` elements, or scalars for ``lanes`` 1. Memory is read and written as the integers or numbers
-of ``stored``: the half-precision types as their bits, booleans as the bytes that they are.
+Values are vectors of ``lanes`` elements, or scalars for ``lanes`` 1. Memory is read and written as the integers or
+numbers of ``stored``: the half-precision types as their bits, booleans as the bytes that they are.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Elements:
     """The elements of one kernel's operands.
 
     ``sums`` and ``panels`` are the accumulators and the elements of packed panels, of the same width; ``c`` is C in
-    vectors of as many lanes. ``group``: elements of A or B in one of a panel. ``parts``: 2 for complex numbers, whose real and
-    imaginary parts count as two rows of A and as two columns of B and C, the latter side by side.
+    vectors of as many lanes. ``group``: elements of A or B in one of a panel. ``parts``: 2 for complex numbers, whose
+    real and imaginary parts count as two rows of A and as two columns of B and C, the latter side by side.
     """
 
     def __init__(self, spec: KernelSpec) -> None:
@@ -59,14 +60,16 @@ class Elements:
         self.stored = {operand: _STORED.get(kind, kind) for operand, kind in self.kinds.items()}
         self._set_lanes(how.lanes(isa))
         self.rounds_once = rounds_once(spec.dtype)
-        # x86 converts single elements in vectors, and LLVM leaves in the other lanes whatever is there.
+        # x86 converts a single element in a vector, whose other lanes LLVM leaves as they are: their flags would be
+        # raised.
         self._quiet_scalars = isa.arch == "x86_64"
         #: Bytes of an element of A, B and C.
         self.sizes = {"A": row.a_size, "B": row.b_size, "C": row.c_size}
         self._plane = None
         #: What alpha and beta of a gemm are given in.
         self.scale = how.sum if how.floating else self.stored["C"]
-        # x86 multiplies bytes of two signs, Arm of one: where the sum's upper bits count, A moves by 128 into the other kind.
+        # x86 multiplies bytes of two signs, Arm of one: where the sum's upper bits count, A moves by 128 into the other
+        # kind.
         signed = [kind.startswith("int") for kind in (row.a, row.b)]
         self._one_sign = isa.arch == "aarch64"
         self.shifted = how.name == "dot8" and row.c_size == 4 and (signed[0] == signed[1]) != self._one_sign
@@ -100,8 +103,8 @@ class Elements:
         return other
 
     def matrix_instruction(self, i: int, j: int) -> str:
-        """What multiplies two tiles of a matrix unit. The upper byte of a signed number is signed where C is wider; modulo
-        C's own width it need not be."""
+        """What multiplies two tiles of a matrix unit. The upper byte of a signed number is signed where C is wider;
+        modulo C's own width it need not be."""
         if self.arithmetic.floating:
             return "tdpbf16ps"
 
@@ -114,7 +117,8 @@ class Elements:
     # ---- on the way in ----------------------------------------------------------------------------------------------
 
     def outside(self, operand: str) -> int | float:
-        """What lanes outside of the matrix are loaded as: a quiet NaN, or 0 of an integer, and where NaNs are looked for."""
+        """What lanes outside of the matrix are loaded as: a quiet NaN, or 0 of an integer, and where NaNs are looked
+        for."""
         kind = self.kinds[operand]
         if self.arithmetic.halves:
             return 0
@@ -155,9 +159,9 @@ class Elements:
         return cast(reinterpret(value, "float16", lanes), "float32", lanes)
 
     def _half(self, value, lanes: int):
-        """A float16 number as a pair of bfloat16 ones, or that of the plane in hand: its first 8 significant bits, which the upper
-        half of a float32 number has room for, and the other 3. What is not finite has no second part: inf - inf would raise
-        *invalid*."""
+        """A float16 number as a pair of bfloat16 ones, or that of the plane in hand: its first 8 significant bits,
+        which the upper half of a float32 number has room for, and the other 3. What is not finite has no second part:
+        inf - inf would raise *invalid*."""
         whole = T.bind(reinterpret(self.number("A", value, lanes), "uint32", lanes))
         first = whole & word(0xFFFF0000, lanes)
         finite = tirx.Select(_not_finite(whole, lanes), word(0, lanes), whole)

@@ -36,8 +36,9 @@ def let(name: str, value):
 
 
 def settled(name: str, index):
-    """Compute the index once, here. TVM's analyser puts what ``let`` binds wherever its name occurs, and of bounds made of
-    bounds made of bounds that is too much for it: code generation takes minutes. It does not look into memory."""
+    """Compute the index once, here, by way of memory. TVM's analyser replaces each name that ``let`` has bound by its
+    value. Bounds that are made of other bounds, which are made of others, then grow so long that code generation takes
+    minutes. The analyser does not look into memory."""
     buffer = T.alloc_buffer((1,), INDEX, scope="local", annotations=ON_STACK)
     T.buffer_store(buffer, index, [const(0)])
     return let(name, buffer[const(0)])

@@ -1,4 +1,5 @@
-"""What an outline is written on: lines of code with comments, the buffers that they name, and the notation of operands."""
+"""What an outline is written on: lines of code with comments, the buffers that they name, and the notation of
+operands."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ INDEX = {"m": "i", "n": "j", "k": "p"}
 
 
 class Figure:
-    """The figure of one kernel, written line by line on the way through its loops; ``spec`` has passed ``validity.check``."""
+    """The figure of one kernel, written line by line on the way through its loops; ``spec`` has passed
+    ``validity.check``."""
 
     def __init__(self, spec: KernelSpec) -> None:
         self.spec = spec
@@ -129,8 +131,8 @@ class Figure:
         self.line(f"{'if pc == 0: ' if in_block else ''}{place} = {value}")
 
     def bring(self, place: str, sums: str, every: bool = False, slot: bool = True) -> None:
-        """C from finished sums of one block of k; ``every``: of all blocks of k. ``slot``: they wait for other blocks if
-        tasks share those out."""
+        """C from finished sums of one block of k; ``every``: of all blocks of k. ``slot``: they wait for other blocks
+        if tasks share those out."""
         if slot and not every and self.spec.parallel == "pc":
             self.line(f"Sc[pc]{place[1:]} = {sums}")
             return

@@ -39,13 +39,14 @@ def _int(value: int):
 
 
 def stored_steps(isa: Isa) -> tuple[int, ...]:
-    """Strides that ``update`` is for. Gaps are left out by masks; where those are not single instructions there are none, for
-    tiles that may go to memory in so many ways leave too few registers to their loops."""
+    """Strides that ``update`` is for. Gaps are left out by masks; where those are not single instructions there are
+    none, for tiles that may go to memory in so many ways leave too few registers to their loops."""
     return STEPS if isa.masks else ()
 
 
 def update(vectors: Vectors, view: View, at: tuple, step: int, value: Callable[[Callable], Any], outside) -> None:
-    """``value(old)`` to the elements of ``view`` from the indices ``at`` on, ``step`` apart; ``old()`` is what was there.
+    """``value(old)`` to the elements of ``view`` from the indices ``at`` on, ``step`` apart; ``old()`` is what was
+    there.
 
     ``outside``: what the lanes of gaps are loaded as.
     """

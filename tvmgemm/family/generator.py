@@ -5,8 +5,9 @@ bytes of ``work`` the same arguments need. Nothing about sizes is compiled in: m
 arguments, edges are masked, 64-bit throughout.
 
 The parts of the paper's generator are: the spec (P0), ``_view_operands`` (P1), the packing layouts of
-``variants.PANELS`` (P2), ``block_sizes`` and ``workspace`` (P3, blocking), ``outer_loops`` (P4, loop order; P5, placement
-of the packings; P7, the parallel loop), ``macrokernel``, ``resident_operand`` and ``packing`` (P6, fine grain), ``codegen`` (P8).
+``variants.PANELS`` (P2), ``block_sizes`` and ``workspace`` (P3, blocking), ``outer_loops`` (P4, loop order; P5,
+placement of the packings; P7, the parallel loop), ``macrokernel``, ``resident_operand`` and ``packing`` (P6, fine
+grain), ``codegen`` (P8).
 """
 
 from __future__ import annotations
@@ -52,7 +53,14 @@ def generate(spec: KernelSpec) -> tvm.IRModule:
 
 @dataclass
 class Generator:
-    """The state of one generation: the spec, what it looks up to, and the values that the code has computed so far."""
+    """The state of one generation.
+
+    ``values``: variables of the code by name, such as the arguments and block sizes. ``panels``: the packed blocks that
+    are current. ``slot``: the slot that sums go to (``split_k``). ``panels_here``: (first, number) of the panels that a
+    task has of the current block (``partition``). ``rows_of_b``: B with contiguous rows, ``following``: the next
+    product of a stack (``unblocked``). ``packed_next``: what tiles prefetch for the next packing (``ahead``). All None
+    where they do not apply.
+    """
 
     spec: KernelSpec
     values: dict[str, Any] = field(init=False, default_factory=dict)
@@ -141,7 +149,8 @@ class Generator:
     def _view_operands(self) -> None:
         dtype = self.elements.stored["C"]
         rows, columns = (self.values[s] * self._parts for s in _STRIDES["C"])
-        #: Indices of C are (row, column), of complex numbers (row, column, part); with unit stride (row, column of parts).
+        #: Indices of C are (row, column), of complex numbers (row, column, part); with unit stride (row, column of
+        #: parts).
         self.c_any = View("C", self.pointers["C"], dtype, (rows, columns, *self._part_stride))
         self.c_rows = View("C_rows", self.pointers["C"], dtype, (rows, 1))
         self.unit_columns = self.values["csc"] == const(1)

@@ -1,13 +1,14 @@
 """float16 numbers as sums of two bfloat16 ones, for units that multiply those.
 
-A float16 number has 11 significant bits and bfloat16 has 8, with the exponents of float32: the first 8 and the other 3 are
-normal bfloat16 numbers (of 2**-24 at least, so the units flush none of them, nor of their products), and the product of two
-float16 numbers is the sum of four that are exact in float32. No sum of such products overflows.
+A float16 number has 11 significant bits and bfloat16 has 8, with the exponents of float32: the first 8 and the other 3
+are normal bfloat16 numbers (of 2**-24 at least, so the units flush none of them, nor of their products), and the
+product of two float16 numbers is the sum of four that are exact in float32. No sum of such products overflows.
 
-Except where an operand is infinite or NaN: there the parts of the other one make products (infinity times 0) that are not the
-number's. But whatever they make, no sum with such an operand in it is finite, and all others are. So those sums, and only
-those, are computed again, one by one, in float32 from the operands themselves. Their order does not matter: the result is an
-infinity or a NaN in any. Flags are raised by this alone, for the units raise none.
+The exception are operands that are infinite or NaN: parts of a finite number can be 0, and infinity times 0 is a NaN
+that the number's own product is not. But a sum is finite exactly if all of its operands are. So the sums that are not
+finite, and only those, are computed again, one by one, in float32 from the operands themselves. The order of their
+terms does not matter: the result is an infinity or a NaN in any. Only this raises floating-point flags, for the units
+raise none.
 """
 
 from __future__ import annotations

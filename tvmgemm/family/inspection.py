@@ -84,7 +84,8 @@ def hottest(loops: Iterable[InnerLoop]) -> InnerLoop:
         rest = (loop.broadcasts, loop.stack, loop.other, -loop.loads)
         if loop.matrix:  # no masks: at the edges it has fewer registers, and loads more for each product
             rest = (loop.loads, loop.stack, loop.other)
-        # Without broadcasts it is not a micro-kernel, but sums on their way to C; with more loads than FMAs dot products.
+        # Without broadcasts it is not a micro-kernel, but sums on their way to C; with more loads than FMAs dot
+        # products.
         other = loop.broadcasts == 0 or loop.loads > loop.fmas
         return not loop.matrix, other, loop.masked, loop.branches, *(count / each for count in rest)
 
@@ -285,7 +286,8 @@ def _kinds(line: str, syntax: Syntax) -> set[str]:
 
 
 def _elements_named(lines: list[str], syntax: Syntax) -> int:
-    """Single elements of vector registers that FMAs multiply by: each counts once until its register is written again."""
+    """Single elements of vector registers that FMAs multiply by: each counts once until its register is written
+    again."""
     count, known = 0, set()
     for line in lines:
         if _kinds(line, syntax) & {"fma", "multiply"}:

@@ -43,8 +43,8 @@ _DOTPROD = frozenset({"asimd", "asimddp"})
 _AMX4 = (("mcpu", "x86-64-v4"), ("mattr", ("+avx512vnni", "+amx-tile", "+amx-int8", "+amx-bf16")))
 
 # fmt: off
-#: Narrow to wide. A dtype uses the widest one of the host that has kernels for it (``tiles.TILES``): what VNNI or AMX add is
-#: of no use to float32, so it shares the kernels of the level below.
+#: Narrow to wide. A dtype uses the widest one of the host that has kernels for it (``tiles.TILES``): what VNNI or AMX
+#: add is of no use to float32, so it shares the kernels of the level below.
 ISAS: dict[str, Isa] = {isa.name: isa for isa in (
     #   name               arch       requires                bytes regs fma    masks  target
     Isa("x86-64-v2",       "x86_64",  _V2,                       16,  16, False, False, (("mcpu", "x86-64-v2"),)),

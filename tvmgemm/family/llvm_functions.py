@@ -1,6 +1,7 @@
 """Functions in LLVM's language that kernels call, for what TVM has no words for. All are inlined."""
 
-#: An identity that LLVM cannot see through and that costs nothing: no instruction, the result is where the argument was.
+#: An identity that LLVM cannot see through and that costs nothing: no instruction, the result is where the argument
+#: was.
 KEPT = (
     "define linkonce_odr hidden i64 @tvmgemm_kept(i64 %x) alwaysinline nounwind "
     '{ %r = call i64 asm "", "=r,0"(i64 %x) ret i64 %r } '
@@ -12,13 +13,13 @@ KEPT_POINTER = (
     '{ %r = call ptr asm "", "=r,0"(ptr %x) ret ptr %r } '
 )
 
-#: No instruction, but LLVM takes it for one that it does not know, and does not unroll a loop that has such.
+#: No instruction. But LLVM takes it for one that it does not know, and does not unroll a loop that holds such.
 ROLLED = (
     "define linkonce_odr hidden i32 @tvmgemm_rolled() alwaysinline nounwind "
     '{ call void asm sideeffect "", ""() nounwind memory(inaccessiblemem: readwrite) ret i32 0 } '
 )
 
-#: ``KEPT`` that stays where it is.
+#: Like ``KEPT``, but LLVM may not move it to another place.
 PINNED = (
     "define linkonce_odr hidden i64 @tvmgemm_pinned(i64 %x) alwaysinline nounwind "
     '{ %r = call i64 asm sideeffect "", "=r,0"(i64 %x) nounwind memory(inaccessiblemem: readwrite) ret i64 %r } '

@@ -1,4 +1,5 @@
-"""The macro-kernel with a tile of C in registers: the loops over micro-tiles of the current blocks, and in them over k."""
+"""The macro-kernel with a tile of C in registers: the loops over micro-tiles of the current blocks, and in them over
+k."""
 
 from __future__ import annotations
 
@@ -154,9 +155,9 @@ def _sum_blocks(g: Generator, tile: microkernel.Tile, along: Block, task, finish
 class _Operands:
     """Where the micro-kernel gets elements of A and vectors of B from: packed panels, or the operands in place.
 
-    ``at``: index of the current panel by the name of the loop over panels. ``along``: the block of k. Of an operand in place,
-    rows and columns outside the matrix are not there to be read: unless a tile is ``full``, row indices stop at the last
-    row of A, and vectors of B are masked.
+    ``at``: index of the current panel by the name of the loop over panels. ``along``: the block of k. Of an operand in
+    place, rows and columns outside the matrix are not there to be read: unless a tile is ``full``, row indices stop at
+    the last row of A, and vectors of B are masked.
     """
 
     g: Generator
@@ -165,7 +166,8 @@ class _Operands:
     along: Block
 
     def a(self, full: bool, unit: bool) -> Callable[[int, Any], Any]:
-        """``(i, p)`` -> the element of A in row i of the tile and step p; ``unit``: A in place has unit stride along k."""
+        """``(i, p)`` -> the element of A in row i of the tile and step p; ``unit``: A in place has unit stride along
+        k."""
         g, tile = self.g, self.tile
         if "A" in g.packed:
             return lambda i, p: g.panels["A"].get(self.at["ir"], p, const(i))

@@ -1,12 +1,12 @@
-"""The micro-kernel on a matrix unit: x86's AMX, eight registers of which each is a tile of 16 rows of 64 bytes.
+"""The micro-kernel on a matrix unit, x86's AMX: eight registers, each a tile of 16 rows of 64 bytes.
 
-One instruction multiplies 16 rows of A by 16 columns of B over 16 groups along k (64 bytes, 32 bfloat16 numbers) and adds to
-16 x 16 sums. An mr x nr tile of C rests in (mr/16).(nr/16) registers; a chunk of 16 steps takes mr/16 + nr/16 loads. The
-registers hold nothing that vector instructions could read, so the sums go to memory, and from there, as vectors, to C by the
-way of every other kernel.
+One instruction multiplies 16 rows of A by 16 columns of B over 16 groups along k (64 bytes, 32 bfloat16 numbers) and
+adds to 16 x 16 sums. An mr x nr tile of C rests in (mr/16).(nr/16) registers; a chunk of 16 steps takes mr/16 + nr/16
+loads. Vector instructions cannot read these registers, so the sums go to memory, and from there, as vectors, to C like
+those of every other kernel.
 
-A register of A holds rows of A as they are, so A is packed like that: ``panels(panel, chunk, row, group)``. What is left of
-the last chunk is 0 in both operands.
+A register of A holds rows of A as they are, so A is packed like that: ``panels(panel, chunk, row, group)``. What is
+left of the last chunk is 0 in both operands.
 
 Wider integers are sums of bytes times powers of 256, and their product modulo 2**n is the sum of the products of those
 bytes whose weights together are below n: 3 for 16 bits, 10 for 32, 36 for 64. Each byte is a plane of the panels by
@@ -70,7 +70,8 @@ def _issue(name: str, *operands) -> None:
 
 
 def configure() -> None:
-    """Before the first tile of a block of C. Nothing of it stays behind: ``release`` ends the block, in the same thread."""
+    """Before the first tile of a block of C. Nothing of it stays behind: ``release`` ends the block, in the same
+    thread."""
     memory = View.on_stack("configuration", "int64", (1, len(_CONFIGURATION)))
     for i, value in enumerate(_CONFIGURATION):
         memory.set(const(value), const(0), const(i))

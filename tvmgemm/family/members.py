@@ -21,8 +21,8 @@ def member(
 ) -> KernelSpec:
     """The spec of a kernel; ``rest`` are other fields of ``KernelSpec``.
 
-    ``packing`` None: what the variant packs. ``tile`` None: the default of kernels that read B in place for
-    such a kernel with resident C, and for one that packs B but has their arithmetic; otherwise the first of the table. A
+    ``packing`` None: what the variant packs. ``tile`` None: the default of kernels that read B in place for such a
+    kernel with resident C, and for one that packs B but has their arithmetic; otherwise the first of the table. A
     kernel with ``blocked=False`` has its own, one with another ``arithmetic`` the first that it can hold.
     """
     row = VARIANTS[variant]
@@ -53,8 +53,8 @@ def _holds(tile: tuple[int, int], isa: str, dtype: str, packing: str, arithmetic
 
 
 def unblocked_member(dtype: str, isa: str, packing: str = "none", **rest: object) -> KernelSpec:
-    """The kernel without loops over cache blocks (``unblocked``), which has its variant's name from the order of its loops
-    over tiles."""
+    """The kernel without loops over cache blocks (``unblocked``), which has its variant's name from the order of its
+    loops over tiles."""
     return member("B3A2C0", dtype, isa, packing=packing, blocked=False, **rest)
 
 

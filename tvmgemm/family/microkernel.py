@@ -1,8 +1,8 @@
 """The resident-C micro-kernel: an mr x nr tile of C stays in registers while a loop over k adds outer products.
 
 Per step of k it loads nr/lanes vectors of B, broadcasts mr elements of A and issues mr.nr/lanes multiply-adds. Where an
-operand is packed it reads a micro-panel with unit stride; where it is not, the operand itself, and converts it on the way. A
-step is one element of a panel: several k where panels hold groups.
+operand is packed it reads a micro-panel with unit stride; where it is not, the operand itself, and converts it on the
+way. A step is one element of a panel: several k where panels hold groups.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Tile:
         return emit.both(self.rows >= const(self.mr), self.columns >= const(self.nr))
 
     def row(self, i: int):
-        """Index of row i of the tile in C and A; of complex numbers, where two of the tile's are one, of two of them."""
+        """Index of row i of the tile in C and A; of complex numbers, where two of the tile's are one, of two of
+        them."""
         parts = self.elements.parts
         return (self.i0 if parts == 1 else emit.tirx.truncdiv(self.i0, const(parts))) + const(i)
 
@@ -123,10 +124,10 @@ def multiply_add(
 ) -> None:
     """C tile += A . B over so many steps along k.
 
-    ``a_at(i, p)`` is an element of A as panels hold it, or a vector of it, ``b_at(c, p)`` a vector of B; ``ahead(p)`` emits prefetches.
-    The loop is cut into ``stretches``, each of which ``begin(stretch)`` precedes, where there is such a function.
-    ``register_loads``: a vector of B is loaded once for all rows; otherwise each of its multiply-adds reads it from memory.
-    ``rolled``: LLVM is to leave the loop as it is.
+    ``a_at(i, p)`` is an element of A as panels hold it, or a vector of it, ``b_at(c, p)`` a vector of B; ``ahead(p)``
+    emits prefetches. The loop is cut into ``stretches``, each of which ``begin(stretch)`` precedes, where there is such
+    a function. ``register_loads``: a vector of B is loaded once for all rows; otherwise each of its multiply-adds reads
+    it from memory. ``rolled``: LLVM is to leave the loop as it is.
     """
 
     def step(p) -> None:

@@ -89,8 +89,8 @@ def _decided(g: Generator, blocks: dict[str, Block]):
 
 
 def _asks_for_next(g: Generator) -> bool:
-    """Whether tiles ask for what is packed after their block. Tiles of half a matrix are not counted; those of a matrix unit
-    have no loop to do so in."""
+    """Whether tiles prefetch what is packed after their block. Not in ``symmetric`` kernels, where the tiles of a block
+    are not counted, nor on a matrix unit, whose tiles have no loop to do so in."""
     spec = g.spec
     resident_c = g.variant.resident == "C" and spec.step == STEPS[-1] and not spec.symmetric
     return resident_c and ahead.prefetches(g) and not g.elements.arithmetic.matrix

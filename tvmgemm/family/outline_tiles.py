@@ -109,7 +109,8 @@ def _matrix(f: Figure, c: str, prefetch: bool) -> None:
 
 @contextmanager
 def _planes(f: Figure, of_bytes: str) -> Iterator[None]:
-    """The loop over pairs of planes, if elements are split: ``of_bytes`` are the bounds of that over planes of one weight."""
+    """The loop over pairs of planes, if elements are split: ``of_bytes`` are the bounds of that over planes of one
+    weight."""
     if of_bytes:
         with f.loop("q", of_bytes, comment="planes of bytes"):
             yield

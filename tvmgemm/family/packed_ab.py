@@ -1,4 +1,5 @@
-"""The packed blocks of A and B: filled by one task or by all, where the variant packs them. (C's are in ``packed_c``.)"""
+"""The packed blocks of A and B: filled by one task or by all, where the variant packs them. (C's are in
+``packed_c``.)"""
 
 from __future__ import annotations
 

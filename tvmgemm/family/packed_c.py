@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 @contextmanager
 def partial_sums(g: Generator, name: str, blocks: dict[str, Block], task):
-    """Around the inner loops of outer loop ``name``: choose and clear the panels that they add to, then move the sums on.
+    """Around the inner loops of outer loop ``name``: choose and clear the panels that they add to, then move the sums
+    on.
 
     C packed inside the loop over k: its panels hold the sums of one block of k, and go to C. C packed outside: they
-    hold all sums; the first block of k is added up in them, later ones in panels of their own that are then added. Where
-    tasks share out the loop over k, each block has panels of its own (``split_k`` adds them).
+    hold all sums; the first block of k is added up in them, later ones in panels of their own that are then added.
+    Where tasks share out the loop over k, each block has panels of its own (``split_k`` adds them).
     """
     at = g.packed.get("C")
     collects = placement.collects(g.spec)

@@ -2,8 +2,8 @@
 
 A micro-panel is ``width`` elements of the operand's own dimension (rows of A, columns of B) by kc, stored k after k:
 ``panel(p, e)``. A in panels of mr rows and B in panels of nr columns are the same routine with strides exchanged.
-Elements are converted on the way, and where the arithmetic has groups an element of a panel holds as many of the operand,
-consecutive along k; p counts those. The last group may have less to hold: the rest of it is 0.
+Elements are converted on the way, and where the arithmetic has groups an element of a panel holds as many of the
+operand, consecutive along k; p counts those. The last group may have less to hold: the rest of it is 0.
 
 The last panel may be wider than what is left of the operand. Panels cut up m or n: then its surplus lanes hold a copy
 of the last real element or a quiet NaN, neither of which can set a floating-point flag that the real lanes do not set,
@@ -26,7 +26,8 @@ from .views import View
 
 @dataclass(frozen=True)
 class Operand:
-    """The source of a packing: ``any(e, p)`` for element e of its own dimension and index p along k, of operand ``name``.
+    """The source of a packing: ``any(e, p)`` for element e of its own dimension and index p along k, of operand
+    ``name``.
 
     ``unit_e(p, e)`` and ``unit_k(e, p)`` view the same memory with that stride known to be 1; which of them holds is
     decided at run time by ``stride_e`` and ``stride_k``.
@@ -122,7 +123,8 @@ class _Panel:
             self.gather()
 
     def gather(self, start=None) -> None:
-        """Element by element, for operands with no unit stride and for the rest of the other ways: from step ``start``."""
+        """Element by element, for operands with no unit stride and for the rest of the other ways: from step
+        ``start``."""
         start = const(0) if start is None else start
         steps = emit.ceil_div(self.kb, const(self.elements.group))
         with loop("p", steps - start, start) as p, loop("e", const(self.width // self.parts)) as e:
@@ -158,7 +160,8 @@ class _Panel:
 
     @contextmanager
     def _whole_steps(self):
-        """A loop over the steps that have all of their group, and the rest after it; yields (step, first index along k)."""
+        """A loop over the steps that have all of their group, and the rest after it; yields (step, first index along
+        k)."""
         group = self.elements.group
         steps = self.kb if group == 1 else let("steps", emit.tirx.truncdiv(self.kb, const(group)))
         with loop("p", steps) as p:
@@ -252,7 +255,8 @@ class _Panel:
 
 
 def append_shift(elements: Elements, panels: View, width: int, first, count, steps) -> None:
-    """Behind the last step of each panel of B, what takes back A's move by 128 (``Elements.shift_of``) from the sums."""
+    """Behind the last step of each panel of B, what takes back A's move by 128 (``Elements.shift_of``) from the
+    sums."""
     lanes = elements.lanes
     chunks = range(0, width, lanes)
     with loop("panel", count, first) as panel:

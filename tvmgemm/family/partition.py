@@ -1,9 +1,10 @@
 """Two loops shared out as one, so that neither rows nor columns of C alone must make up a share for every task.
 
 With resident C the innermost loop over cache blocks (ic in B3A2C0, jc in A3B2C0) and the outer loop over micro-tiles
-(jr, ir) run over the two dimensions of C. Blocks and the panels inside each, numbered through, are shared out: a task
-has a contiguous range of them, with as many micro-tiles as any other, in the first and in the last of its blocks
-perhaps only some panels. What is packed outside is shared, a block that two tasks meet in is packed by both.
+(jr, ir) run over the two dimensions of C. All panels of all blocks are numbered, block after block, and cut into
+contiguous ranges with equal numbers of micro-tiles, one a task. So of its first and of its last block a task may have
+some panels only. What is packed outside of these loops is shared; a block that two tasks have panels of is packed by
+both.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def blocks_to_share(g: Generator, extent, tile):
 
 
 def share_out(g: Generator, name: str, count, blocks: dict[str, Block], body: Callable[[Any, Any], None]) -> None:
-    """``body(block, task)`` for the blocks of each task, ``g.panels_here`` saying which panels of the block are its own.
+    """``body(block, task)`` for the blocks of each task, ``g.panels_here`` saying which panels of the block are its
+    own.
 
     The last of ``count`` blocks may be narrower, so shares are counted in micro-tiles.
     """

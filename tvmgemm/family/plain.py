@@ -102,8 +102,8 @@ def _add_product(g: Generator, i, j, a, b) -> None:
 
 
 def packed_loops(g: Generator, blocks: dict[str, Block], task, in_tile: bool) -> None:
-    """The loops over micro-tiles, on packed operands. ``in_tile``: the outer products of a tile are collected in a small
-    buffer (step 4), otherwise each product goes to C (step 3)."""
+    """The loops over micro-tiles, on packed operands. ``in_tile``: the outer products of a tile are collected in a
+    small buffer (step 4), otherwise each product goes to C (step 3)."""
     m, n, k = (blocks[d] for d in "mnk")
     mr, nr = g.tile["m"], g.tile["n"]
     emit.branch(k.start == const(0), lambda: _begin(g, m.size, m.start, n.size, n.start))

@@ -1,4 +1,5 @@
-"""The macro-kernel with a tile of A or B in registers: the loops over such tiles, and in them over columns or rows of C."""
+"""The macro-kernel with a tile of A or B in registers: the loops over such tiles, and in them over columns or rows of
+C."""
 
 from __future__ import annotations
 

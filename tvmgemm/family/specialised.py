@@ -1,9 +1,10 @@
 """Kernels for one small shape: m, n and k are constants of the code, and the only loop is the one over the stack.
 
 Nothing is decided and no address is computed at run time where the matrices are dense: every row of C is a vector (or a
-few), every multiply-add takes its element of A straight from memory. Matrices with gaps, and an A in any layout, go through a
-loop over k with the strides that the call gives. Columns that do not fill a vector take a narrower one, under a mask where
-masks cost nothing; elsewhere single elements. k is one block: the order of summation is that of all kernels.
+few), every multiply-add takes its element of A straight from memory. Matrices with gaps, and an A in any layout, go
+through a loop over k with the strides that the call gives. Columns that do not fill a vector take a narrower one, under
+a mask where masks cost nothing; elsewhere single elements. k is one block: the order of summation is that of all
+kernels.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def _stack(g: Generator, pointers: dict[str, Any], strides: dict[str, Any], roll
 
 @dataclass(frozen=True)
 class _Columns:
-    """A vector of a row: its first column, how many lanes it has and how many of them are columns of C. One lane: no vector."""
+    """A vector of a row: its first column, how many lanes it has and how many of them are columns of C. One lane: no
+    vector."""
 
     first: int
     width: int
@@ -72,7 +74,8 @@ class _Columns:
 
 
 def columns_of(n: int, isa: Isa, itemsize: int) -> list[_Columns]:
-    """A row of n elements cut into vectors of the instruction set, the last as narrow as can be, and single elements."""
+    """A row of n elements cut into vectors of the instruction set, the last as narrow as can be, and single
+    elements."""
     lanes, least = isa.lanes(itemsize), 16 // itemsize
     found, first = [], 0
     while first < n:

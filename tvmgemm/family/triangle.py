@@ -2,8 +2,9 @@
 
 C is cut into columns of panels, nr wide. Of each, the tiles from the diagonal down are computed; those that cross the
 diagonal as a whole, so the nr x nr square of C there is complete. The rest of the panel, from the square down, is
-transposed in registers into the rows of C to the right of the square, while the caches hold it. Both halves get the same
-bits. Tasks share out rows, with equal areas below the diagonal. As mr divides nr, every element is written by one task.
+transposed in registers into the rows of C to the right of the square, while the caches hold it. Both halves get the
+same bits. Tasks share out rows, with equal areas below the diagonal. As mr divides nr, every element is written by one
+task.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def row_blocks(g: Generator, columns: Block, body: Callable[[Any, Any, Any], Non
 def _row_at(g: Generator, rows, width, part, parts):
     """The row, a multiple of mr, above which ``part`` of ``parts`` of the area to compute lies.
 
-    Row r of the block has r + nr/2 columns to compute on average, but at most ``width``. So the area above it is that of
-    a triangle as far as row x = width, in x = r + nr/2, and grows linearly from there.
+    Row r of the block has r + nr/2 columns to compute on average, but at most ``width``. So the area above it is that
+    of a triangle as far as row x = width, in x = r + nr/2, and grows linearly from there.
     """
     half = _real(g.tile["n"] / 2)
     w, end = let("w", _as_real(width)), let("end", _as_real(rows) + half)

@@ -1,11 +1,14 @@
-"""The kernel of small products: micro-tiles of C and nothing around them.
+"""The kernel for small products: micro-tiles of C and nothing around them.
 
-No loops over cache blocks, no packing, no work space: what a call of 4 x 4 x 4 pays for is what it computes. (A kernel that packs
-B is for those without contiguous rows: it copies all of B to such first.) The spec's
-tile is the widest one; it says how many registers hold a tile and how many vectors a row of it has at most. A row of C
-is cut up into as few tiles as can be, of equal width to within a vector; the narrower a tile, the more rows it may have
-(``heights``). Columns of C are cut up the same way. So no row of C is computed twice or in vain, whatever m and n are, for
-one micro-kernel per width and height. k is cut up into blocks as in every other kernel: sums come out the same.
+There are no loops over cache blocks, no packing and no work space, so a call of 4 x 4 x 4 pays for what it computes and
+for little else. (A kernel that packs B is for a B without contiguous rows: it copies all of B to contiguous rows
+first.)
+
+The spec's tile is the widest one. It says how many registers hold a tile, and how many vectors a row of it has at most;
+a narrower tile may have more rows (``heights``). C is cut into as few columns of tiles as can be, of equal width to
+within a vector, and each of those into as few tiles as can be, of equal height to within a row. So no row of C is
+computed twice or in vain, whatever m and n are. The price is one micro-kernel for each width and height. k is cut into
+blocks as in every other kernel, so sums come out the same.
 """
 
 from __future__ import annotations
@@ -28,31 +31,37 @@ from .views import View
 if TYPE_CHECKING:
     from .generator import Generator
 
-#: Bytes of one product's operands between which those of the next in a stack are prefetched. What L1 holds goes by in few
-#: streams, which the hardware foresees (and only it is fast enough); more than L2 has room for would be gone before it is used.
+#: Bytes of one product's operands between which those of the next product of a stack are prefetched. Less, L1 holds: it
+#: goes by in few streams, which the hardware prefetches by itself, and faster. More would have left L2 before it is
+#: used.
 PREFETCHED = (28 << 10, 512 << 10)
 
-#: Bytes per multiply-add up to which they are: of more, memory decides the speed.
+#: Bytes per multiply-add up to which they are prefetched: with more, memory decides the speed.
 DENSE = 1
 
 #: Cache lines prefetched in each step of a tile: at 64 x 64 x 64 one is too few.
 LINES, LINE = 2, 64
 
-#: Width of a tile in vectors from which it prefetches: a step of a narrower one has too little to do.
+#: Width of a tile in vectors from which it prefetches: a step of a narrower one is too short for that.
 WIDE = 2
 
-#: Rows of A that a tile reads side by side at most, where their distance is a multiple of a way of L1 (bytes): their lines all
-#: belong to one set, which has so many ways, and more would drive each other out before they are read to their end.
+#: Where rows of A lie a multiple of ``WAY`` bytes (a way of L1) apart, the lines in use belong to one set of L1, which
+#: has room for ``WAYS`` of them. So a tile reads no more rows than that: more would drive each other out before they
+#: are read to their end.
 WAYS, WAY = 8, 4096
 
-#: Bits behind the point of ``Following.rate``.
+#: ``Following.rate`` is a fixed-point number with so many bits behind the point.
 _FRACTION = 16
 
 
 @dataclass(frozen=True)
 class Following:
-    """The product behind the q-th of a stack: ``start(operand, q)`` is the address of an operand, ``bytes`` are how large they
-    are, and ``rate`` is how many bytes of all are to be prefetched for each multiply-add of the q-th; 0 for none."""
+    """What a product of a stack prefetches: the operands of the next one, one after the other, evenly over its
+    multiply-adds.
+
+    ``start(operand, q)``: address of an operand of product q. ``bytes``: size of each operand. ``rate``: bytes to
+    prefetch for each multiply-add, 0 for none. ``last``: the last product of the stack.
+    """
 
     start: Callable[[str, Any], Any]
     bytes: dict[str, Any]
@@ -84,7 +93,7 @@ class Following:
 
 
 def following(g: Generator, given: dict[str, Any]) -> Following | None:
-    """What to know of the next product in a stack whose first one is at the pointers ``given``. None: it is not to be prefetched."""
+    """What products of a stack prefetch, whose first one is at the pointers ``given``; None: nothing."""
     if g.spec.blocked or g.spec.parallel:
         return None
     v, sizes = g.values, {x: const(bits(g.elements.stored[x]) // 8 * g.elements.parts) for x in "ABC"}
@@ -105,7 +114,8 @@ def following(g: Generator, given: dict[str, Any]) -> Following | None:
 
 
 def _packed_row(g: Generator):
-    """Elements from row to row of a packed B: an odd number of vectors, so that rows do not meet in the same sets of L1."""
+    """Elements from row to row of a packed B: an odd number of vectors, so that rows do not meet in the same sets of
+    L1."""
     lanes = const(g.vectors.lanes)
     return (emit.ceil_div(g.values["n"], lanes) | const(1)) * lanes
 
@@ -119,8 +129,8 @@ def scratch(g: Generator):
 def _rows_of_b(g: Generator, task, first, number) -> View:
     """B with contiguous rows: as it is, or a copy in ``work`` of ``number`` vectors of columns from ``first`` on.
 
-    A task copies what it reads: all of B, or its own columns. (Had tasks to meet when each has copied a part, the cores would
-    then fetch the parts from each other, which takes longer.)
+    A task copies what it reads: all of B, or its own columns. (Had tasks to meet when each has copied a part, the cores
+    would then fetch the parts from each other, which takes longer.)
     """
     if g.spec.packing == "none":
         return g.sources["B"].unit_e
@@ -134,7 +144,8 @@ def _rows_of_b(g: Generator, task, first, number) -> View:
 
 
 def product(g: Generator, q) -> None:
-    """C = A.B (or alpha.A.B + beta.C), the q-th of a stack, each task its share of the rows or of the vectors of columns."""
+    """C = A.B (or alpha.A.B + beta.C), the q-th of a stack, each task its share of the rows or of the vectors of
+    columns."""
     m, n, lanes = g.values["m"], g.values["n"], const(g.vectors.lanes)
     vectors = let("vectors", emit.ceil_div(n, lanes))
     if not g.spec.parallel:
@@ -187,8 +198,9 @@ class _Product:
     kb: Any
 
     def columns_of_tiles(self) -> None:
-        """The loop jr: columns of tiles, then one more of what is left over: where masks cost nothing only if half a
-        vector is enough for it, elsewhere whatever does not fill a vector."""
+        """The loop jr over columns of tiles, then one more column for what is left over. Where masks cost nothing a
+        whole vector under a mask computes what is left, unless half a vector is enough; elsewhere whatever does not
+        fill a vector is left over."""
         elements, masks = self.g.elements, self.g.isa.masks
         lanes, most_left = elements.lanes, elements.lanes // 2 if masks else elements.lanes - 1
         whole = let("whole", emit.tirx.truncdiv(self.columns + const(lanes - 1 - most_left), const(lanes)))
@@ -208,7 +220,8 @@ class _Product:
         replace(self, i0=emit.opaque("from_row", self.i0 + done), rows=emit.opaque("rows_left", self.rows - done))._tiles(elements, column, 1, True)
 
     def _tiles(self, elements: Elements, column, width: int, masked: bool) -> None:
-        """The loop ir, over the tiles of one column of tiles, ``width`` vectors wide; ``masked``: the last may not be full."""
+        """The loop ir, over the tiles of one column of tiles, ``width`` vectors wide; ``masked``: the last may not be
+        full."""
         column = let("column", column)
         most = heights(self.g.tile["m"], self.g.tile["n"] // self.g.vectors.lanes)[width]
         parts = elements.parts
@@ -275,16 +288,17 @@ class _Product:
 
 
 def _if_several(name: str, several, otherwise, shares: Callable[[], Any]):
-    """``shares()`` if there are several, computed only then: small products, which are one share, would notice."""
+    """``shares()`` if there are several, else ``otherwise``. Computed only if needed: its cost shows in small
+    products."""
     found = variable(f"{name}_shares", otherwise)
     emit.branch(several, lambda: found.set(shares()))
     return found.get()
 
 
 def _in_shares(name: str, extent, most: int, then: Callable[[Any, int], None], fewer: tuple[Callable[[], Any], int] | None = None) -> None:
-    """Cut ``extent`` up into as few shares as can be of at most ``most``, equal to within 1: ``then(start, size)`` with the
-    size made a constant of the code. (In a short last share FMAs would wait for each other.) ``fewer``: what makes a condition, and
-    the most in one of several shares where it holds."""
+    """Cut ``extent`` into as few shares of at most ``most`` as can be, equal to within 1: ``then(start, size)`` for
+    each, with the size made a constant of the code. (In a short last share FMAs would wait for each other.) ``fewer``:
+    a function that makes a condition, and what replaces ``most`` where it holds and there are several shares."""
     several = extent > const(most)
     shares = emit.ceil_div(extent, const(most))
     if fewer is not None:

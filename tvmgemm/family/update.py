@@ -1,4 +1,5 @@
-"""What C becomes when the sum of a block of k is there: the sum, or added to what is there, with alpha and beta for gemm."""
+"""What C becomes when the sum of a block of k is there: the sum, or added to what is there, with alpha and beta for
+gemm."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def update_c(g: Generator, first, write) -> None:
     """Emit ``write(update)`` for each way of bringing a finished sum of one block of k to C.
 
     ``update(sum, load, splat)`` is C's new value; it calls ``load()`` only where it needs the old one. C = sum in the
-    first block of k, C += sum in later ones; with alpha and beta for gemm. A slot of ``split_k`` takes the sum as it is.
+    first block of k, C += sum in later ones; with alpha and beta for gemm. A slot of ``split_k`` takes the sum as it
+    is.
     """
     if g.slot is not None:
         write(lambda x, c, s: x)

@@ -43,8 +43,8 @@ class Variant:
     def parallel_loops(self, packing: str) -> tuple[str, ...]:
         """Outer loops that tasks may share out when that is packed.
 
-        Iterations of ``ic`` and ``jc`` write disjoint parts of C. Those of ``pc`` add to the same C, so the sums of each
-        are kept apart and added in the order of k; a C that is updated in place has no such sums, but one chain of
+        Iterations of ``ic`` and ``jc`` write disjoint parts of C. Those of ``pc`` add to the same C, so the sums of
+        each are kept apart and added in the order of k; a C that is updated in place has no such sums, but one chain of
         additions through all of k.
         """
         in_place = "c" in self.packable and "c" not in packing

@@ -104,13 +104,15 @@ class Vectors:
     def mask(self, name: str, limit):
         """Lanes below ``limit`` (may be negative or beyond the width); 32-bit, so one compare fills it.
 
-        The limit is bound, not the mask: TVM's analyser refuses a bound vector of booleans, and LLVM hoists the compare.
+        The limit is bound, not the mask: TVM's analyser refuses a bound vector of booleans, and LLVM hoists the
+        compare.
         """
         limit = let(name, tirx.Cast("int32", minimum(maximum(limit, const(0)), const(self.lanes))))
         return T.ramp(tirx.const(0, "int32"), tirx.const(1, "int32"), self.lanes) < T.broadcast(limit, self.lanes)
 
     def masked_load(self, address, mask, otherwise: float | None = None):
-        """Load; memory outside the mask is not touched, those lanes hold ``otherwise``, or a quiet NaN (0 of integers)."""
+        """Load; memory outside the mask is not touched, those lanes hold ``otherwise``, or a quiet NaN (0 of
+        integers)."""
         if otherwise is None:
             otherwise = float("nan") if self.floating else 0
         return T.call_llvm_intrin(

@@ -13,9 +13,9 @@ from .emit import ON_STACK, const, let, opaque
 
 
 class View:
-    """Memory that the caller owns, seen as an array of ``dtype`` with these strides (in elements) and this offset.
+    """Memory seen as an array of ``dtype`` with these strides and this offset, all in elements.
 
-    Alignment is that of one element, for NumPy promises no more.
+    It is aligned to one element only, for NumPy promises no more.
 
     The last index of a vector access runs over consecutive elements, so the last stride must be 1 there. Indices are
     flattened here and not by TVM, whose flattened vector indices only its slowest passes turn back into one access.
@@ -30,7 +30,7 @@ class View:
 
     @classmethod
     def on_stack(cls, name: str, dtype: str, shape: tuple[int, int]) -> View:
-        """A small array of the function's own, which LLVM knows no pointer to reach."""
+        """A small array on the function's stack. LLVM knows that no other pointer reaches it."""
         view = cls.__new__(cls)
         view._buffer = T.alloc_buffer((math.prod(shape),), dtype, scope="local", annotations=ON_STACK)
         IRBuilder.name(name, view._buffer)
@@ -40,8 +40,8 @@ class View:
     def kept(self) -> View:
         """The same memory, its strides in registers from here on.
 
-        LLVM leaves strides that many loops use on the stack and loads them again in the innermost one, with registers to
-        spare; what is new to it right before that loop stays in a register there.
+        LLVM leaves strides that many loops use on the stack and loads them again in the innermost one, with registers
+        to spare; what is new to it right before that loop stays in a register there.
         """
         view = copy(self)
         view._strides = tuple(
@@ -74,8 +74,8 @@ class View:
         return view
 
     def started(self, name: str) -> View:
-        """The same memory, its start in a register from here on, and not that of the memory it is part of, which LLVM may
-        have on the stack."""
+        """The same memory, its start in a register from here on, and not that of the memory it is part of, which LLVM
+        may have on the stack."""
         start = self.address(*(const(0) for _ in self._strides))
         return View(f"{name}_memory", let(name, T.call_extern("handle", "tvmgemm_kept_pointer", start)), self.dtype, self._strides)
 
@@ -109,8 +109,8 @@ class View:
         return T.address_of(self.get(*indices))
 
     def prefetch(self, *indices, into: int = 1) -> None:
-        """Ask for the cache line of an element, which need not exist: a prefetch never faults. ``into``: the nearest level of
-        the caches that gets it."""
+        """Ask for the cache line of an element, which need not exist: a prefetch never faults. ``into``: the nearest
+        level of the caches that gets it."""
         T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", self.address(*indices), 0, 4 - into, 1))
 
 

@@ -1,4 +1,10 @@
-"""What lies where in ``work``, the scratch memory that the caller hands to a kernel: packed blocks and small tiles."""
+"""What lies where in ``work``, the scratch memory that the caller hands to a kernel.
+
+The regions, by name: ``A``, ``B``, ``C`` packed blocks; ``Cs`` a tile on its way to a C with gaps; ``T`` a tile on its
+way from a matrix unit to vector registers, ``U`` the sums of one weight of its bytes; ``X`` a tile of resident A or B
+on its way to registers; ``P`` the sums of one block of k, apart from those before; ``S`` one slot for each block of k
+that tasks share out (``split_k``); ``W`` float32 sums that wait for the next block of k before they are rounded.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +27,15 @@ if TYPE_CHECKING:
 #: Buffers start on cache-line boundaries.
 CACHE_LINE = 64
 
-#: Bytes of the sums that wait for later blocks of k, where they cannot wait in C. One block of C by tasks may need more.
+#: Bytes of the sums that wait for later blocks of k, where they cannot wait in C. One block of C by tasks may need
+#: more.
 SUMS_LIMIT = 4 << 20
 
 
 @dataclass(frozen=True)
 class _Region:
-    """One buffer: its offset and the size of one copy in elements, its strides, and how many copies there are: 1, or one for
-    each task or slot."""
+    """One buffer: its offset and the size of one copy in elements, its strides, and how many copies there are, one for
+    each task or slot (None: one for all)."""
 
     offset: Any
     size: Any
@@ -103,7 +110,7 @@ class Workspace:
 
     @property
     def _sums_width(self) -> int:
-        """Elements of panels that a sum is as wide as."""
+        """The width of a sum, in elements of panels."""
         elements = self._generator.elements
         return elements.sums.itemsize // elements.panels.itemsize
 
@@ -147,7 +154,8 @@ class Workspace:
         return self._regions[name].copies
 
     def panels(self, name: str, index, origin: tuple = ()) -> View:
-        """The buffer ``name``; of one that has copies, that of task or slot ``index``. ``origin``: indices of its start."""
+        """The buffer ``name``; of one that has copies, that of task or slot ``index``. ``origin``: indices of its
+        start."""
         region = self._regions[name]
         offset = self._offset(name, index)
         for start, stride in zip(origin, region.strides):

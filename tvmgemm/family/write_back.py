@@ -1,8 +1,8 @@
 """A finished micro-tile on its way to C.
 
 Where C has unit column stride, vectors go straight to it: whole ones from a tile inside the matrix, masked ones from a
-tile at its edge. A C with gaps between its columns gets the tile by way of memory: one element (complex: one pair) after
-the other, or vectors that leave out the gaps, for the strides and instruction sets that have those (``gapped``).
+tile at its edge. A C with gaps between its columns gets the tile by way of memory: one element (complex: one pair)
+after the other, or vectors that leave out the gaps, for the strides and instruction sets that have those (``gapped``).
 """
 
 from __future__ import annotations

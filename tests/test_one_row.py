@@ -1,4 +1,4 @@
-"""A wide C of one row: sums in L1, to which several rows of B are added at once."""
+"""A wide C of one row, or of few rows of complex numbers: sums in L1, to which several rows of B are added at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from equivalence import (
 import tvmgemm
 from tvmgemm.family.isa import ISAS
 from tvmgemm.family.one_row import AT_ONCE, SUMS, SUMS_FAR
-from tvmgemm.family.tiles import ROW_FAR, ROW_STEPS, UNBLOCKED_TILES
+from tvmgemm.family.tiles import ROW_FAR, ROW_STEPS, UNBLOCKED_TILES, WIDE_FAR, WIDE_ROWS
 from tvmgemm.problem import DTYPES
 
 pytestmark = pytest.mark.skipif(not RUNNABLE, reason="no kernels for this CPU")
@@ -128,3 +128,43 @@ def test_infinities_and_nans(dtype):
     b.view[66, :] = np.where(b.view[66, :] < 0, -1, 1)
     with planned(num_threads=1), served_by_us(dtype), np.errstate(all="raise", under="ignore"):
         np.testing.assert_array_equal(tvmgemm.matmul(a.view, b.view), np.inf * b.view[66:])
+
+
+def assert_same_parts(x, y) -> None:
+    """Equal complex numbers, to the bit."""
+    assert_same_bits(x.real, y.real)
+    assert_same_bits(x.imag, y.imag)
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 8, WIDE_ROWS])
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@every_isa
+def test_few_rows_of_complex_numbers(dtype, isa, m):
+    """Of a B from far: pairs of rows and an odd one, whole vectors and a last one under a mask, several blocks of k, two tasks."""
+    rng, n = np.random.default_rng(m), 2 * UNBLOCKED_TILES[isa, dtype][1] + m
+    k = WIDE_FAR // DTYPES[dtype].itemsize // n + m
+    a, b, c = (lay_out(shape, dtype, APART) for shape in ((m, k), (k, n), (m, n)))
+    for x in (a, b):
+        x.view[...] = rng.standard_normal(x.view.shape) + 1j * rng.standard_normal(x.view.shape)
+    c.buffer[...] = rng.integers(0, 256, c.buffer.shape, "u1")
+    loop = {"parallel_loop": "none"} if m == 1 else {}  # of BLAS's, too
+    with planned(max_isa=isa, num_threads=1 + m % 2, **loop):
+        told = tvmgemm.explain(a.view, b.view)
+        assert f"m <= {WIDE_ROWS}" in told.reason and "-unblocked-" in told.kernel
+        multiply(a, b, c, dtype)
+    with planned(max_isa=isa, num_threads=1, variant=FORCED, packing="ab"), served_by_us(dtype):
+        assert_same_parts(c.view, tvmgemm.matmul(a.view, b.view))
+
+
+def test_few_rows_of_complex_numbers_scaled_and_added():
+    """gemm: alpha and beta."""
+    rng, m, n = np.random.default_rng(0), 5, 100
+    k = WIDE_FAR // 16 // n + 1
+    a, b, before = (rng.standard_normal((*s, 2)).view(complex)[..., 0] for s in ((m, k), (k, n), (m, n)))
+    for alpha, beta in ((2.0, 0.0), (1j, 1.0), (-0.5, 3.0 - 1j)):
+        results = []
+        for options in ({}, {"variant": FORCED, "packing": "ab"}):
+            c = before.copy()
+            with planned(num_threads=1, **options), served_by_us("complex128"):
+                results.append(np.array(tvmgemm.gemm(a, b, c, alpha=alpha, beta=beta)))
+        assert_same_parts(*results)

@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 
 from .boxes import Box, Rule
-from .family.tiles import IN_PLACE, NARROW, PACKED, ROW_STEPS, SLENDER, TILES, TINY, UNBLOCKED
+from .family.tiles import IN_PLACE, NARROW, PACKED, ROW_STEPS, SLENDER, TILES, TINY, UNBLOCKED, WIDE_FAR, WIDE_ROWS, WIDE_STEPS
 from .family.validity import STUDIED
 from .kinds import Kind
 from .sharing import FLAT
@@ -50,6 +50,7 @@ def choices(kind: Kind) -> list[Rule]:
         return [*_narrow_c(kind), _b_within_l2(kind), Rule(Box(), variant.name, "ab", PACKED, "both operands packed")]
     return [
         *_narrow_c(kind),
+        *_few_rows_of_pairs(kind),
         *_b_within_reach(kind),
         _b_within_l2(kind),
         *(_film(kind) if kind.problem.dtype in STUDIED else []),
@@ -109,6 +110,16 @@ def _copied_b(kind: Kind) -> list[Rule]:
         reason=f"m <= {FEW_ROWS} and a B of at most an eighth of L2, of which each thread makes its own copy",
     )  # fmt: skip
     return [copied, own]
+
+
+def _few_rows_of_pairs(kind: Kind) -> list[Rule]:
+    """Few rows of complex numbers and a B that is too far away for tiles to walk down: it is read row by row, from end to end."""
+    if not kind.unblocked_in_place or kind.problem.dtype in STUDIED:
+        return []
+    far = WIDE_FAR / kind.itemsize
+    box = Box(m=(0, WIDE_ROWS), n=(kind.widest + 1, math.inf), k=(WIDE_STEPS, math.inf), kn=(far, math.inf))
+    why = f"m <= {WIDE_ROWS} and a B of at least {WIDE_FAR >> 20} MiB: sums in L1, to which rows of B are added several at once"
+    return [Rule(box, kind.variant.name, "none", UNBLOCKED, why)]
 
 
 def _b_within_reach(kind: Kind) -> list[Rule]:

@@ -177,7 +177,7 @@ def _blocks_of_k(g: Generator, q, i0, rows, j0, columns) -> None:
             _Product(g, q, i0, rows, j0, columns, p0, let("kb", emit.minimum(kc, k - p0))).columns_of_tiles()
 
     def row_or_tiles() -> None:
-        emit.branch(one_row.applies(g, rows, columns), lambda: one_row.product(g, i0, j0, columns, count), in_turn)
+        emit.branch(one_row.applies(g, rows, columns), lambda: one_row.product(g, i0, rows, j0, columns, count), in_turn)
 
     emit.branch(
         side_by_side.applies(g, rows, columns, count), lambda: side_by_side.product(g, i0, rows, j0, columns, count), row_or_tiles

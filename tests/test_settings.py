@@ -199,6 +199,19 @@ def test_blocks_of_two_threads_may_end_in_any_order(first_to_end):
     assert current() == Options()
 
 
+def test_a_block_ends_while_another_thread_is_about_to_enter_its_own():
+    """``with options(...)`` makes the object first, and enters it then."""
+    made = []
+    with options(jit="background"):
+        other = threading.Thread(target=lambda: made.append(options(jit="off")))
+        other.start()
+        other.join()
+    assert current().jit == "off"
+    with made.pop():
+        assert current().jit == "off"
+    assert current() == Options()
+
+
 def test_one_object_can_be_used_again_but_not_inside_itself():
     block = options(jit="off")
     for _ in range(2):

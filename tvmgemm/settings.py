@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from weakref import WeakSet
 
 from . import log
 from .forks import importing
@@ -212,6 +213,7 @@ _serials = itertools.count()
 _environment: dict[str, object] = {}
 _in_code: dict[str, object] = {}
 _entered: list[options] = []
+_made: WeakSet[options] = WeakSet()  # they hold and are not entered yet, or never will be
 _callbacks: list[Callable[[Options], None]] = []
 _current = Options()
 
@@ -266,6 +268,8 @@ class options:
             self._serial = next(_serials)
             self._earlier = {name: _in_code.get(name) for name in self._values}
             self._applied = True
+            self._thread = threading.get_ident()
+            _made.add(self)
             _change(self._values)
 
     def __enter__(self) -> options:
@@ -274,6 +278,7 @@ class options:
                 raise RuntimeError("these options are already entered; make new ones for a nested block")
             if not self._applied:
                 self._apply()
+            _made.discard(self)
             _entered.append(self)
         return self
 
@@ -282,8 +287,9 @@ class options:
             _entered.remove(self)
             self._applied = False
             restored = {}
+            blocks = [*_entered, *(o for o in _made if o._thread != threading.get_ident())]  # others are about to enter theirs
             for name, earlier in self._earlier.items():
-                later = [o for o in _entered if o._serial > self._serial and name in o._earlier]
+                later = [o for o in blocks if o._serial > self._serial and name in o._earlier]
                 if later:  # blocks of two threads end in any order: hand what we found to the survivor
                     min(later, key=lambda o: o._serial)._earlier[name] = earlier
                 else:

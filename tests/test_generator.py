@@ -21,6 +21,7 @@ from equivalence import FLOAT_TILES, FLOATS, FORCED, RUNNABLE, assert_close, fil
 
 from tvmgemm.build.link import find_linker, link
 from tvmgemm.family.arithmetic import ARITHMETICS, arithmetic_of
+from tvmgemm.family.inspection import InnerLoop, inner_loops
 from tvmgemm.family.isa import ISAS
 from tvmgemm.family.tiles import check_tile, registers_needed
 from tvmgemm.family.variants import VARIANTS
@@ -106,50 +107,17 @@ def test_object_needs_nothing(compile_of, spec):
 
 # -- the micro-kernel's inner loop
 
-MULTIPLY_ADD = {
-    "x86-64-v2": r"\s(mulps|mulpd)\s",
-    "x86-64-v3": r"\svfn?madd\d+p[sd]\s.*%ymm",
-    "x86-64-v4": r"\svfn?madd\d+p[sd]\s.*%zmm",
-    "armv8-neon": r"\s(fmla)\s+v\d+\.(4s|2d)",
-}
 
-#: What only loops at an edge have: masks, or the branches into which LLVM expands them.
-MASKED = r"vp?maskmov|\{%k\d\}|\sv?pcmp|\stest[bwlq]|\stbn?z|\scmeq|\scmgt"
+def full_tile_loops(assembly: str, spec: KernelSpec) -> list[InnerLoop]:
+    """The micro-kernel's loops over k that run for whole tiles: those at an edge have masks, or the branches into which
+    LLVM expands them."""
+    loops = inner_loops(assembly, ISAS[spec.isa].arch)
+    return [loop for loop in loops if loop.fmas >= vectors_of(spec) and not loop.masked and not loop.branches]
 
 
-def inner_loops(assembly: str) -> list[list[str]]:
-    """The instructions of each loop that has no loop inside: from a label to the last jump back to it."""
-    lines = assembly.splitlines()
-    labels = {found[1]: i for i, line in enumerate(lines) if (found := re.match(r"(\.L\w+):", line))}
-    loops = set()
-    for i, line in enumerate(lines):
-        found = re.match(
-            r"\s+(?:j[a-z]+|b(?:\.[a-z]+)?|cbn?z|tbn?z)\s(?:.*,\s*)?(\.L\w+)\s*(?:[#/].*)?$", line
-        )
-        if found and labels.get(found[1], i) < i:
-            loops.add((labels[found[1]], i))
-    inner = [(a, b) for a, b in loops if not any((c, d) != (a, b) and a <= c and d <= b for c, d in loops)]
-    return [[line for line in lines[a : b + 1] if not re.match(r"\s*[.#/]", line)] for a, b in sorted(inner)]
-
-
-def stack_reference(assembly: str, isa: str) -> str:
-    """A pattern of references to the stack: by the stack pointer, and by the frame pointer where there is
-    one.
-    """
-    if ISAS[isa].arch == "aarch64":
-        return r"\[(sp|x29)[\],]" if re.search(r"(mov|add)\s+x29, sp", assembly) else r"\[sp[\],]"
-    return r"\(%r[sb]p[,)]" if re.search(r"movq\s+%rsp, %rbp", assembly) else r"\(%rsp[,)]"
-
-
-def full_tile_loops(assembly: str, spec: KernelSpec) -> list[list[str]]:
-    """The micro-kernel's loops over k that run for whole tiles."""
-    vectors = spec.mr * spec.nr // ISAS[spec.isa].lanes(DTYPES[spec.dtype].itemsize)
-    loops = [
-        loop
-        for loop in inner_loops(assembly)
-        if sum(bool(re.search(MULTIPLY_ADD[spec.isa], x)) for x in loop) >= vectors
-    ]
-    return [loop for loop in loops if not any(re.search(MASKED, line) for line in loop)]
+def vectors_of(spec: KernelSpec) -> int:
+    """Vectors in the tile: multiply-adds in a step of the micro-kernel."""
+    return spec.mr * spec.nr // ISAS[spec.isa].lanes(DTYPES[spec.dtype].itemsize)
 
 
 @pytest.mark.parametrize(
@@ -161,12 +129,10 @@ def test_the_inner_loop_stays_in_registers(compile_of, spec):
     """Between two multiply-adds nothing goes to the stack: no accumulator, no pointer, no stride. (Kernels that read in
     place have several inner loops; test_inner_loops holds the hot one to the same.)
     """
-    assembly = compile_of(spec).assembly
-    loops = full_tile_loops(assembly, spec)
+    loops = full_tile_loops(compile_of(spec).assembly, spec)
     assert loops, "no loop with the multiply-adds of a tile was found"
-    stack = stack_reference(assembly, spec.isa)
     for loop in loops:
-        assert not [line.strip() for line in loop if re.search(stack, line)], "\n".join(loop)
+        assert loop.stack == 0, loop.text
 
 
 @pytest.mark.parametrize("isa, dtype", FLOAT_TILES)
@@ -175,12 +141,11 @@ def test_the_inner_loop_is_lean(compile_of, isa, dtype):
     multiply-adds, and a few instructions to go on.
     """
     spec = spec_of(isa, dtype, "matmul", "ab", "")
-    lanes = ISAS[isa].lanes(DTYPES[dtype].itemsize)
-    multiplies = spec.mr * spec.nr // lanes
+    multiplies, lanes = vectors_of(spec), ISAS[isa].lanes(DTYPES[dtype].itemsize)
     for loop in full_tile_loops(compile_of(spec).assembly, spec):
-        steps = sum(bool(re.search(MULTIPLY_ADD[isa], line)) for line in loop) // multiplies
+        steps = loop.fmas // multiplies
         per_step = multiplies * (1 if ISAS[isa].fma else 3) + spec.nr // lanes + 2 * spec.mr
-        assert len(loop) <= steps * (per_step + 8) + 4
+        assert loop.instructions <= steps * (per_step + 8) + 4, loop.text
 
 
 # -- refusals

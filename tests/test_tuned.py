@@ -1,13 +1,10 @@
-"""Tuning results: the file, what the planner makes of it, and that nothing in it can break a call."""
+"""Tuning results: what the planner makes of them, and calls that they decide."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-import threading
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -15,221 +12,21 @@ import pytest
 from equivalence import RUNNABLE
 from hypothesis import given
 from hypothesis import strategies as st
+from tuning import an_isa, cache, entry, use  # noqa: F401 (fixtures)
 
 import tvmgemm
-from tvmgemm import dispatch, kernels, log, planner, tuned
+from tvmgemm import planner
 from tvmgemm.boxes import Box, meet
 from tvmgemm.family.members import member
-from tvmgemm.family.tiles import TILES
 from tvmgemm.host import host
 from tvmgemm.planner import plan
 from tvmgemm.problem import Problem
 from tvmgemm.settings import Options
-from tvmgemm.store import Store
-from tvmgemm.tuned import MEMBER, NUMPY, PLANNER, Tuned
+from tvmgemm.tuned import MEMBER, NUMPY, PLANNER
 
 pytestmark = pytest.mark.skipif(not RUNNABLE, reason="no kernels for this CPU")
 
 ONE = Options(num_threads=1)
-
-
-def an_isa():
-    return host().isa().name
-
-
-def entry(m=96, n=80, k=64, winner=MEMBER, threads=1, dtype="float32", **problem):
-    """A result in favour of the unpacked second tile, which the planner would not choose, with small blocks."""
-    isa = an_isa()
-    spec = member("A3B2C0", dtype, isa, TILES[isa, dtype]["C"][2], "ab") if winner == MEMBER else None
-    blocks = (4 * spec.mr, 4 * spec.nr) if spec else (0, 0)
-    return Tuned(
-        Problem(dtype, m, n, k, **problem), threads, isa, winner, "the planner's", "2026-01-02", (1.2, 1.1, 1.3), spec, *blocks
-    )
-
-
-@pytest.fixture
-def store(tmp_path):
-    folder = tmp_path / "cache"
-    folder.mkdir(mode=0o700)
-    return Store(str(folder))
-
-
-@pytest.fixture
-def cache(tmp_path):
-    """A cache folder of its own that the process uses, with the kernels of the checkout's."""
-    log._warned.clear()
-    folder = tmp_path / "cache"
-    folder.mkdir(mode=0o700)
-    for name in os.listdir(kernels.store().folder):
-        if name.endswith(".so"):
-            os.link(os.path.join(kernels.store().folder, name), folder / name)
-    with tvmgemm.options(cache_dir=folder, num_threads=1):
-        yield Store(str(folder))
-    dispatch.read_tuned_again()
-
-
-def use(store, *entries):
-    tuned.save(store, host(), entries)
-    dispatch.read_tuned_again()
-
-
-def file_of(store):
-    return tuned.path(store, host())
-
-
-# -- the file
-
-
-def test_what_is_saved_is_loaded(store):
-    entries = (entry(), entry(m=10, winner=NUMPY), entry(m=20, winner=PLANNER), entry(threads=2, b_layout="col"))
-    tuned.save(store, host(), entries)
-    assert set(tuned.load(store, host())) == set(entries)
-    assert os.stat(file_of(store)).st_mode & 0o777 == 0o600
-    assert os.listdir(store.folder).count(os.path.basename(file_of(store))) == 1
-
-
-def test_people_can_read_it(store):
-    tuned.save(store, host(), [entry()])
-    text = open(file_of(store)).read()
-    (line,) = [line for line in text.splitlines() if '"winner"' in line]
-    for fact in ('"m": 96', '"threads": 1', '"variant": "A3B2C0"', '"ratio": [1.2, 1.1, 1.3]', '"measured": "2026-01-02"'):
-        assert fact in line
-    data = json.loads(text)
-    assert data["format"] == tuned.FORMAT and data["machine"]["cpu"] == (host().model or host().arch)
-
-
-def test_later_results_replace_earlier_ones_and_keep_the_others(store):
-    tuned.save(store, host(), [entry(), entry(m=10)])
-    later = replace(entry(), winner=PLANNER, spec=None, mc=0, nc=0)
-    tuned.save(store, host(), [later])
-    assert set(tuned.load(store, host())) == {later, entry(m=10)}
-
-
-def test_writers_do_not_lose_each_others_results(store):
-    threads = [threading.Thread(target=tuned.save, args=(store, host(), [entry(m=m)])) for m in range(20, 36)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert {found.problem.m for found in tuned.load(store, host())} == set(range(20, 36))
-
-
-def test_each_machine_and_generator_has_its_own_file(store, monkeypatch):
-    tuned.save(store, host(), [entry()])
-    first = file_of(store)
-    for other in (replace(host(), model="Another CPU"), replace(host(), caches=()), replace(host(), features=frozenset())):
-        assert tuned.path(store, other) != first and tuned.load(store, other) == ()
-    assert tuned.path(store, replace(host(), cores=99)) == first, "threads are a matter of each entry"
-    monkeypatch.setattr(tuned, "generator_digest", lambda: "f" * 64)
-    assert tuned.load(store, host()) == ()
-    tuned.save(store, host(), [])
-    assert not os.path.exists(first), "what an earlier generator left is of no use to anybody"
-
-
-def test_an_interrupted_write_leaves_the_old_file(store, monkeypatch):
-    tuned.save(store, host(), [entry()])
-
-    def interrupted(source, target):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            tuned.save(store, host(), [entry(m=10)])
-    assert tuned.load(store, host()) == (entry(),)
-    assert [name for name in os.listdir(store.folder) if name.startswith(".tmp-")] == []
-
-
-def test_without_a_folder_nothing_is_kept():
-    with pytest.raises(OSError):
-        tuned.save(Store(None), host(), [entry()])
-
-
-# -- what is wrong with a file
-
-
-def spoil(data, *path):
-    """Set the value at ``path``, all but its last element, to the last; returns the text."""
-    *parents, key, value = path
-    at = data
-    for name in parents:
-        at = at[name]
-    at[key] = value
-    return json.dumps(data)
-
-
-# fmt: off
-WRONG = {
-    "empty": lambda data: "",
-    "not JSON": lambda data: "{",
-    "not text": lambda data: b"\xff\xfe\x00",
-    "a list": lambda data: "[]",
-    "nested without end": lambda data: "[" * 100_000,
-    "of a later format": lambda data: spoil(data, "format", 99),
-    "of another machine": lambda data: spoil(data, "machine", "cpu", "Another CPU"),
-    "of another generator": lambda data: spoil(data, "generator", "1.0"),
-    "no entries": lambda data: spoil(data, "entries", None),
-    "an entry that is none": lambda data: spoil(data, "entries", 0, 7),
-    "a problem of another kind": lambda data: spoil(data, "entries", 0, "problem", {"shape": 3}),
-    "a size that is none": lambda data: spoil(data, "entries", 0, "problem", "m", "96"),
-    "a negative size": lambda data: spoil(data, "entries", 0, "problem", "m", -1),
-    "an unknown dtype": lambda data: spoil(data, "entries", 0, "problem", "dtype", "float8"),
-    "a stack": lambda data: spoil(data, "entries", 0, "problem", "batch", 9),
-    "an unknown layout": lambda data: spoil(data, "entries", 0, "problem", "b_layout", "diagonal"),
-    "no threads": lambda data: spoil(data, "entries", 0, "threads", 0),
-    "an unknown winner": lambda data: spoil(data, "entries", 0, "winner", "BLIS"),
-    "a winner without a kernel": lambda data: (data["entries"][0].pop("kernel"), json.dumps(data))[1],
-    "an unknown variant": lambda data: spoil(data, "entries", 0, "kernel", "variant", "Z9"),
-    "an unknown field": lambda data: spoil(data, "entries", 0, "kernel", "colour", "red"),
-    "a tile that does not fit": lambda data: spoil(data, "entries", 0, "kernel", "mr", 4000),
-    "a kernel of another dtype": lambda data: spoil(data, "entries", 0, "kernel", "dtype", "float64"),
-    "a kernel of another CPU": lambda data: spoil(data, "entries", 0, "kernel", "isa", "z80"),
-    "blocks without bounds": lambda data: spoil(data, "entries", 0, "mc", data["entries"][0]["mc"] * 10**6),
-    "blocks of broken tiles": lambda data: spoil(data, "entries", 0, "mc", data["entries"][0]["mc"] + 1),
-    "a kernel for half of C": lambda data: spoil(data, "entries", 0, "kernel", "symmetric", True),
-    "a kernel of an early step": lambda data: spoil(data, "entries", 0, "kernel", "step", "basic"),
-    "more tasks than threads": lambda data: spoil(data, "entries", 0, "tasks", 2),
-    "no ratio": lambda data: spoil(data, "entries", 0, "ratio", []),
-}
-# fmt: on
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_bad_file_is_set_aside_with_one_warning_and_calls_go_on(wrong, cache):
-    use(cache, entry())
-    data = json.load(open(file_of(cache)))
-    content = WRONG[wrong](data)
-    with open(file_of(cache), "wb") as file:
-        file.write(content if isinstance(content, bytes) else content.encode())
-    dispatch.read_tuned_again()
-    a, b = np.ones((96, 64), np.float32), np.ones((64, 80), np.float32)
-    with pytest.warns(RuntimeWarning, match="tuning results in .* are set aside, and the planner decides") as given_warnings:
-        assert np.array_equal(tvmgemm.matmul(a, b), a @ b)
-    assert len(given_warnings) == 1
-    assert not os.path.exists(file_of(cache))
-    assert os.path.exists(os.path.join(cache.folder, ".bad-" + os.path.basename(file_of(cache))))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        dispatch.read_tuned_again()
-        assert not tvmgemm.explain(a, b).tuned
-
-
-def test_a_file_that_others_can_write_is_not_used(cache):
-    use(cache, entry())
-    os.chmod(file_of(cache), 0o666)
-    dispatch.read_tuned_again()
-    with pytest.warns(RuntimeWarning, match="others may write it"):
-        assert not tvmgemm.explain(np.ones((96, 64), np.float32), np.ones((64, 80), np.float32)).tuned
-
-
-def test_a_link_is_not_followed(cache, tmp_path):
-    use(cache, entry())
-    os.replace(file_of(cache), tmp_path / "elsewhere.json")
-    os.symlink(tmp_path / "elsewhere.json", file_of(cache))
-    dispatch.read_tuned_again()
-    with pytest.warns(RuntimeWarning, match="symbolic link"):
-        assert not tvmgemm.explain(np.ones((96, 64), np.float32), np.ones((64, 80), np.float32)).tuned
-    assert (tmp_path / "elsewhere.json").exists()
 
 
 # -- what the planner makes of it

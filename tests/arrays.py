@@ -15,6 +15,13 @@ def whole_numbers(shape, dtype="float32", seed=0):
     return numbers.astype(dtype)
 
 
+def stacks(n: int, shape: tuple[int, int, int], dtype="float32") -> tuple[np.ndarray, np.ndarray]:
+    """Operands of n products of the shape (m, n, k)."""
+    m, columns, k = shape
+    rng = np.random.default_rng(n)
+    return rng.standard_normal((n, m, k)).astype(dtype), rng.standard_normal((n, k, columns)).astype(dtype)
+
+
 def arranged(x: np.ndarray, layout: str) -> np.ndarray:
     """The same values in memory of another layout; only the last two axes change."""
     *batch, m, n = x.shape

@@ -11,7 +11,7 @@ from plain_kernels import native  # noqa: F401
 
 from tvmgemm import frontend
 from tvmgemm.frontend import matmul
-from tvmgemm.problem import COL, ROW, STRIDED
+from tvmgemm.problem import COL, GEMV, ROW, SMALL_GEMM, STRIDED
 
 
 def layouts(p):
@@ -52,6 +52,22 @@ def test_probe_belongs_to_its_thread(native):
     assert (result[0] == 2).all()
 
 
+@pytest.mark.parametrize(
+    "a_layout, b_layout, m, n, k, expected",
+    [("row", "row", 40, 20, 30, SMALL_GEMM), ("col", "padded", 40, 20, 30, SMALL_GEMM), ("padded", "col", 40, 20, 30, SMALL_GEMM),
+     ("strided", "row", 40, 20, 30, 0), ("row", "negative", 40, 20, 30, 0), ("row", "row", 20, 20, 20, 0),
+     ("row", "row", 100, 100, 100, SMALL_GEMM), ("row", "row", 100, 100, 101, 0), ("row", "row", 1, 200, 200, GEMV)],
+)  # fmt: skip
+def test_probe_tells_small_products_that_blas_takes(native, a_layout, b_layout, m, n, k, expected):
+    a, b = arranged(np.ones((m, k), "f"), a_layout), arranged(np.ones((k, n), "f"), b_layout)
+    _, p = native.probe(lambda: matmul(a, b))
+    assert p.gemv == expected
+    _, p = native.probe(lambda: matmul(a[::-1], b))  # rows reversed: NumPy runs a plain loop
+    assert p.gemv == (GEMV if m == 1 else 0)
+    _, p = native.probe(lambda: matmul(a.astype("D"), b.astype("D")))
+    assert p.gemv != SMALL_GEMM
+
+
 def test_column_major_output_is_computed_transposed(native):
     a, b = arranged(np.ones((5, 7), "f"), "row"), arranged(np.ones((7, 6), "f"), "col")
     _, p = native.probe(lambda: matmul(a, b, order="F"))
@@ -59,13 +75,13 @@ def test_column_major_output_is_computed_transposed(native):
     assert layouts(p) == (ROW, COL, ROW)  # A' = B^T is row-major, B' = A^T column-major
 
 
-@pytest.mark.parametrize("m, n, k, transposed", [(2, 64, 256, True), (16, 100, 300, True), (17, 100, 300, False), (16, 63, 300, False),
-                                                  (16, 100, 255, False)])
+@pytest.mark.parametrize("m, n, k, transposed", [(2, 64, 128, "fd"), (2, 64, 127, "d"), (2, 64, 64, "d"), (2, 64, 63, ""),
+                                                  (16, 100, 300, "fd"), (17, 100, 300, ""), (16, 63, 300, "")])
 @pytest.mark.parametrize("dtype", ["f", "d", "F", "i"])
 def test_few_rows_of_a_large_column_major_b_are_computed_transposed(native, m, n, k, transposed, dtype):
     a, b = np.ones((m, k), dtype), arranged(np.ones((k, n), dtype), "col")
     _, p = native.probe(lambda: matmul(a, b))
-    if transposed and dtype in "fd":
+    if dtype in transposed:
         assert p.transposed and (p.m, p.n, p.k) == (n, m, k) and layouts(p) == (ROW, COL, STRIDED)
     else:
         assert not p.transposed and layouts(p) == (ROW, COL, ROW)

@@ -54,6 +54,7 @@ NUMPY = None
 ROW, COL, GAPS = LAYOUT_NAMES
 SYMMETRIC = {"b_layout": COL, "symmetric": True}
 GEMV = {"gemv": True}
+SMALL = {"small_gemm": True}
 GOTO = FORCED
 V2, V3, V4, NEON = "x86-64-v2", "x86-64-v3", "x86-64-v4", "armv8-neon"
 
@@ -126,8 +127,29 @@ DECISIONS = [
     ("desktop",   {"num_threads": 1},   64,    512,  2048, {},                     (V4, GOTO, "none", "", 1)),
     ("desktop",   {"num_threads": 1},   10000, 64,   64,   {},                     (V4, GOTO, "none", "", 1)),
     ("desktop",   {"num_threads": 1},   10000, 8,    500,  {},                     (V4, GOTO, "none", "", 1)),
+    ("desktop",   {"num_threads": 1},   9000,  90,   4,    {},                     (V4, GOTO, "none", "", 1)),
+    ("desktop",   {"num_threads": 1},   9000,  256,  512,  {},                     (V4, GOTO, "none", "", 1)),
+    ("desktop",   {"num_threads": 1},   9000,  256,  128,  {"a_layout": COL},      (V4, GOTO, "none", "", 1)),
+    ("desktop",   {"num_threads": 1},   9000,  256,  129,  {"a_layout": COL},      (V4, "A3B2C0", "ab", "", 1)),
+    ("desktop",   {"num_threads": 1},   9000,  90,   513,  {},                     (V4, "A3B2C0", "b", "", 1)),
+    ("desktop",   {"num_threads": 1},   9000,  257,  512,  {},                     (V4, "A3B2C0", "b", "", 1)),
+    ("desktop",   {"num_threads": 1},   9000,  90,   4,    {"b_layout": COL},      (V4, GOTO, "b", "", 1)),
     ("desktop",   {"num_threads": 1},   200,   2000, 2000, {},                     (V4, "A3B2C0", "b", "", 1)),
     ("desktop",   {"num_threads": 4},   200,   2000, 2000, {},                     (V4, "A3B2C0", "b", "jc", 4)),
+    # Few columns, or a B to be turned round, with a long k: small products for which BLAS has kernels of its own.
+    ("desktop",   {"num_threads": 1},   400,   2,    64,   SMALL,                  NUMPY),
+    ("desktop",   {"num_threads": 1},   400,   2,    64,   {},                     (V4, GOTO, "none", "", 1)),
+    ("desktop",   {"num_threads": 1},   400,   2,    64,   SMALL | {"op": "gemm"}, (V4, GOTO, "none", "", 1)),
+    ("desktop",   {"num_threads": 1, "variant": FORCED},
+                                        400,   2,    64,   SMALL,                  (V4, GOTO, "none", "", 1)),
+    ("desktop",   {"num_threads": 1},   64,    4,    128,  SMALL,                  (V4, GOTO, "none", "", 1)),
+    ("desktop",   {"num_threads": 1},   64,    4,    256,  SMALL,                  NUMPY),
+    ("desktop",   {"num_threads": 1},   64,    4,    256,  SMALL | {"dtype": "float64"}, (V4, GOTO, "none", "", 1)),
+    ("desktop",   {"num_threads": 1},   64,    8,    800,  SMALL,                  (V4, GOTO, "none", "", 1)),
+    ("desktop",   {"num_threads": 1},   8,     64,   400,  SMALL | {"b_layout": COL}, NUMPY),
+    ("desktop",   {"num_threads": 1},   400,   2,    800,  SMALL | {"b_layout": COL, "c_layout": GAPS}, NUMPY),
+    ("desktop",   {"num_threads": 1},   16,    80,   400,  SMALL | {"b_layout": COL}, (V4, GOTO, "b", "", 1)),
+    ("laptop",    {"num_threads": 1},   400,   2,    64,   SMALL,                  (V3, GOTO, "none", "", 1)),
     # Stacks: each task has enough products, or the stack stays whole.
     ("desktop",   {},                   8,     8,    8,    {"batch": 511},         (V4, GOTO, "none", "", 1)),
     ("desktop",   {},                   8,     8,    8,    {"batch": 512},         (V4, GOTO, "none", "stack", 8)),
@@ -205,6 +227,7 @@ problems = st.builds(
     transposed=st.booleans(),
     symmetric=st.booleans(),
     gemv=st.booleans(),
+    small_gemm=st.booleans(),
 )
 hosts = st.one_of(
     st.sampled_from(list(HOSTS.values())),
@@ -337,6 +360,17 @@ def test_few_boxes_cover_all_shapes(b_layout, symmetric):
                 if not any(box.holds(problem) for box in seen):
                     seen.append(plan(problem, host, options).box)
     assert len(seen) <= (64 if b_layout == "row" else 72)  # a B that is copied has a rule more
+
+
+@pytest.mark.parametrize("b_layout, dtype", list(itertools.product((ROW, COL), FLOATS)))
+def test_few_boxes_cover_small_products(b_layout, dtype):
+    """Those for which BLAS has kernels of its own are a class by themselves."""
+    seen, sizes = [], [2, 3, 4, 5, 6, 7, 15, 16, 40, 64, 65, 100, 256, 300, 512, 513, 1000, 4000, 60_000]
+    for m, n, k in itertools.product(sizes, repeat=3):
+        problem = Problem(dtype, m, n, k, b_layout=b_layout, small_gemm=True)
+        if 8_000 < problem.work <= 1e6 and not any(box.holds(problem) for box in seen):
+            seen.append(plan(problem, HOSTS["desktop"], Options(num_threads=8)).box)
+    assert len(seen) <= 64
 
 
 def test_box():

@@ -47,12 +47,12 @@ def choices(kind: Kind) -> list[Rule]:
     if variant.resident != "C":
         return [Rule(Box(), variant.name, variant.packable, PACKED, f"{variant.name} is forced")]
     if not kind.free:  # no tiles but those of the variant
-        return [*_narrow_c(kind), _b_within_l2(kind), Rule(Box(), variant.name, "ab", PACKED, "both operands packed")]
+        return [*_narrow_c(kind), *_b_within_l2(kind), Rule(Box(), variant.name, "ab", PACKED, "both operands packed")]
     return [
         *_narrow_c(kind),
         *_few_rows_of_pairs(kind),
         *_b_within_reach(kind),
-        _b_within_l2(kind),
+        *_b_within_l2(kind),
         *(_film(kind) if kind.problem.dtype in STUDIED else []),
         *_shallow(kind),
         *_few_rows(kind),
@@ -132,10 +132,17 @@ def _b_within_reach(kind: Kind) -> list[Rule]:
     return [few, deep] if kind.b_row_major else [few]
 
 
-def _b_within_l2(kind: Kind) -> Rule:
-    """Blocks of B that L2 holds, unpacked too."""
-    why = f"m <= {FEW_ROWS} and blocks of B of at most {kind.kc} x {kind.held_columns}, which stay in L2 as they are"
-    return Rule(Box(m=(0, FEW_ROWS), n=(0, kind.held_columns)), kind.variant.name, kind.least_packing, kind.tile_in_place, why)
+def _b_within_l2(kind: Kind) -> list[Rule]:
+    """Blocks of B that L2 holds, unpacked too: for few rows, and for one block of k by tiles with no loops around them."""
+    block = f"blocks of B of at most {kind.kc} x {kind.held_columns}, which stay in L2 as they are"
+    near = Box(n=(0, kind.held_columns))
+    few = Rule(near.clipped("m", 0, FEW_ROWS), kind.variant.name, kind.least_packing, kind.tile_in_place, f"m <= {FEW_ROWS} and {block}")
+    if not (kind.unblocked_in_place and kind.problem.dtype in STUDIED):
+        return [few]
+    # A step along k of a column-major A is a line, and may be a page, of its own.
+    steps = kind.kc if kind.problem.a_layout == "row" else SHALLOW
+    one = replace(few, box=near.clipped("k", 0, steps), reason=f"k <= {steps} and {block}")
+    return [one, few]
 
 
 def _film(kind: Kind) -> list[Rule]:

@@ -15,7 +15,7 @@ from .forks import importing
 from .host import host
 from .kernels import Kernel
 from .planner import HOT_PRODUCTS, Plan, companions, hot_at, plan, shape_spec
-from .problem import DTYPES, LAYOUT_NAMES, OPS, ROW, Problem
+from .problem import DTYPES, GEMV, LAYOUT_NAMES, OPS, ROW, SMALL_GEMM, Problem
 from .spec import KernelSpec
 
 #: Most kernels for single shapes that one process has built: their number must not follow that of the shapes it meets.
@@ -154,7 +154,8 @@ def _publish(problem: Problem, decided: Plan, kernel: Kernel | None) -> None:
     if not (kernel and kernel.spec.shape):
         layouts = {f"{x}_layout": LAYOUT_NAMES.index(getattr(problem, f"{x}_layout")) for x in "abc"}
         hot = hot_at(decided, problem, host(), options)
-        _publish_one(problem, decided, kernel, {**layouts, "symmetric": problem.symmetric, "gemv": problem.gemv, "hot_at": hot})
+        blas = GEMV if problem.gemv else SMALL_GEMM if problem.small_gemm else 0
+        _publish_one(problem, decided, kernel, {**layouts, "symmetric": problem.symmetric, "gemv": blas, "hot_at": hot})
         return
     # A kernel for one shape takes every A. Its plans for short and for long stacks come together: where one is
     # missing a more general plan would serve, and nobody would ask.

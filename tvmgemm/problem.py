@@ -10,6 +10,9 @@ from .forks import once
 ROW, COL, STRIDED = 0, 1, 2
 LAYOUT_NAMES = ("row", "col", "strided")
 
+#: What NumPy has BLAS compute, numbered as in native/tvmgemm.h.
+GEMV, SMALL_GEMM = 1, 2
+
 #: Operations: C = A.B, and C = alpha.A.B + beta.C. Numbered as in native/tvmgemm.h.
 OPS = ("matmul", "gemm")
 
@@ -93,7 +96,8 @@ class Problem:
     a column-major C is computed as C^T = B^T.A^T, which ``transposed`` records (A, B, m and n are already swapped). So are
     few rows times a large column-major B, with a ``"strided"`` C.
     ``symmetric``: A and B are one buffer and B = A^T. ``gemv``: m or n is 1 and the strides are such that NumPy has BLAS
-    compute it, if BLAS knows the dtype; otherwise it runs a plain loop.
+    compute it, if BLAS knows the dtype; otherwise it runs a plain loop. ``small_gemm``: BLAS computes it, m and n are not 1, and
+    m.n.k is so small that OpenBLAS may have other kernels for it (float32 and float64).
     """
 
     dtype: str
@@ -108,6 +112,7 @@ class Problem:
     transposed: bool = False
     symmetric: bool = False
     gemv: bool = False
+    small_gemm: bool = False
 
     @once
     def mn(self) -> float:
@@ -139,5 +144,6 @@ class Problem:
             c_layout=LAYOUT_NAMES[p.c_layout],
             transposed=bool(p.transposed),
             symmetric=bool(p.symmetric),
-            gemv=bool(p.gemv),
+            gemv=p.gemv == GEMV,
+            small_gemm=p.gemv == SMALL_GEMM,
         )

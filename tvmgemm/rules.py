@@ -14,10 +14,10 @@ from .family.arithmetic import arithmetic_of, lanes_of, rounds_once
 from .family.isa import Isa
 from .family.tiles import IN_PLACE, ONE_ROW, PACKED, ROW_FAR, SLENDER, TILES, TINY, UNBLOCKED
 from .host import Host
-from .kinds import BLAS, DEFAULT_VARIANT, Kind
+from .kinds import BLAS, DEFAULT_VARIANT, TALL_TILE, Kind
 from .problem import DTYPES, Problem
 from .settings import Options
-from .sharing import shared_out, stack_shared_out, task_counts
+from .sharing import STACK_LENGTHS, shared_out, stack_shared_out, task_counts
 
 #: m up to which A.A^T is computed like any other product: there is hardly a tile that lies above the diagonal.
 SYMMETRIC_ROWS = 32
@@ -31,6 +31,15 @@ SMALL_GEMV, SHORT_GEMV = 1 << 8, 32
 
 #: The same k where whole vectors of sums are added up side by side.
 SHORT_SUMS = 128
+
+#: Where operands are contiguous along k, OpenBLAS's kernels for small products on AVX-512 add it up in vectors; up to so many elements of C.
+SMALL_SUMS = 1200
+
+#: Columns of C up to which we are behind those, and from which m.n.k: if B's rows are contiguous, and if its columns are.
+FEW_SUMS = {
+    ("float32", "row"): ((2, 24_000), (4, 48_000), (6, 150_000)), ("float32", "col"): ((2, 24_000), (6, 48_000)),
+    ("float64", "row"): ((2, 24_000), (4, 150_000)), ("float64", "col"): ((2, 24_000), (6, 48_000)),
+}  # fmt: skip
 
 #: m.n.k up to which reading operands in place beats packing them for an arithmetic that multiplies groups.
 GROUPED_WORK = 32.0**3
@@ -75,6 +84,8 @@ def rules_of_kind(kind: Kind) -> tuple[Rule, ...]:
         rules += [_worth_sharing(rule, options) for rule in shared_out(choice, kind)]
     if free and problem.gemv:
         rules += _vectors(problem, kind.host)
+    if free and problem.small_gemm and not problem.symmetric:
+        rules += _small(kind)
     if free and problem.symmetric:
         rules += _symmetric(problem, kind.isa, options)
     for choice in choices(kind) if peer else _choices_without_peer(kind):
@@ -113,6 +124,36 @@ def _vectors(problem: Problem, host: Host) -> list[Rule]:
         _left_to_blas("m", work=(in_l1 + 1.0, math.inf)),
         _left_to_blas("m", n=(in_l1 // 8 + 1, math.inf)),
     ]
+
+
+def _small(kind: Kind) -> list[Rule]:
+    """Small products with a long k that BLAS computes faster, where it has kernels for them: it reads operands along k where we have
+    to turn them round for sums whose order is that of k."""
+    a, b, c, dtype = kind.problem.a_layout, kind.problem.b_layout, kind.problem.c_layout, kind.problem.dtype
+    if kind.isa.vector_bytes < 64:
+        return []
+    sums = (a, b) == ("row", "col")
+    small = Box(mn=(0.0, SMALL_SUMS)) if sums else Box()
+
+    def left(box: Box, why: str) -> Rule:
+        return Rule(box, None, "", 0, f"{why}: BLAS has kernels for small products that need not add up k in order")
+
+    if c == "strided":  # few rows of a large B, exchanged
+        few = small.clipped("n", 0, FEW_ROWS_OF_TILES // 2)
+        return [left(few, "few columns of long sums")]
+    found = [
+        left(small.clipped("n", 0, columns).clipped("work", least + 1.0, math.inf), f"n <= {columns} and m.n.k > {least}")
+        for columns, least in FEW_SUMS[dtype, b]
+    ]
+    if b == "col":
+        in_l1 = 1.25 * kind.host.cache(1).bytes / kind.itemsize
+        large = small.clipped("kn", in_l1 + 1.0, math.inf)
+        if not sums and dtype == "float32":
+            large = large.clipped("m", TALL_TILE, math.inf)
+        if not kind.one_thread:  # a stack is shared out
+            large = large.clipped("batch", 0, STACK_LENGTHS[-1][1] - 1)
+        found.append(left(large, f"B has more than {in_l1:.0f} elements and would be turned round"))
+    return found
 
 
 def _symmetric(problem: Problem, isa: Isa, options: Options) -> list[Rule]:

@@ -61,16 +61,18 @@ def pack_panels(
     kb,
     zero_padded: bool = False,
     vectorised: bool = True,
+    surplus: bool = True,
 ) -> None:
     """Pack ``count`` micro-panels, starting with panel ``first`` of the block.
 
     ``panels(panel, p, e)`` is the destination; the block starts at element ``e0`` and index ``p0`` of the operand,
-    has ``extent`` elements and ``kb`` along the panels. ``zero_padded``: surplus lanes hold 0.
+    has ``extent`` elements and ``kb`` along the panels. ``zero_padded``: surplus lanes hold 0. ``surplus``: somebody may read
+    them; if not, what goes element by element leaves them out.
     """
     with loop("panel", count, first) as panel:
         base = let("base", e0 + panel * const(width))
         valid = let("valid", extent - panel * const(width))
-        job = _Panel(elements, isa, panels, operand, width, panel, base, valid, p0, kb, zero_padded)
+        job = _Panel(elements, isa, panels, operand, width, panel, base, valid, p0, kb, zero_padded, surplus)
         if vectorised:
             job.fill()
         else:
@@ -92,6 +94,7 @@ class _Panel:
     p0: Any
     kb: Any
     zero_padded: bool
+    surplus: bool
 
     @property
     def lanes(self) -> int:
@@ -127,7 +130,11 @@ class _Panel:
         ``start``."""
         start = const(0) if start is None else start
         steps = emit.ceil_div(self.kb, const(self.elements.group))
-        with loop("p", steps - start, start) as p, loop("e", const(self.width // self.parts)) as e:
+        width = const(self.width // self.parts)
+        if not self.surplus:
+            valid = self.valid if self.parts == 1 else emit.tirx.truncdiv(self.valid, const(self.parts))
+            width = let("width", emit.minimum(width, valid))
+        with loop("p", steps - start, start) as p, loop("e", width) as e:
             if self.parts > 1:
                 for part in range(self.parts):
                     value = self.operand.any.get(self._at(e), self.p0 + p, const(part))

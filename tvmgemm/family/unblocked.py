@@ -139,6 +139,7 @@ def _rows_of_b(g: Generator, task, first, number) -> View:
     pack_panels(
         g.elements, g.isa, View("Bc", g.pointers["work"], g.elements.panels.dtype, (lanes, row, 1), own), g.sources["B"],
         width=lanes, first=first, e0=const(0), extent=g.values["n"], count=number, p0=const(0), kb=g.values["k"],
+        surplus=False,
     )  # fmt: skip
     return View("Bc_rows", g.pointers["work"], g.elements.panels.dtype, (row, 1), own)
 

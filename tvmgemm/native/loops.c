@@ -63,23 +63,38 @@ ALWAYS_INLINE bool better_transposed(const tg_problem *p, const operand *a, cons
 
 /* Few rows times a large B whose columns are contiguous: packing it would take longer than all products with it, and with
  * resident B each row would be collected from as many lines of cache as it has elements. As C^T = B^T.A^T it is the operand of
- * many rows, which are read in place. C^T has gaps, but is small. */
+ * many rows, which are read in place, if a column is long enough (512 bytes). C^T has gaps, but is small. */
 ALWAYS_INLINE bool few_rows_of_columns(const tg_problem *p, const operand *b, const operand *c)
 {
-    return p->dtype <= TG_FLOAT64 && p->m > 1 && p->m <= 16 && p->n >= 64 && p->k >= 256
+    return p->dtype <= TG_FLOAT64 && p->m > 1 && p->m <= 16 && p->n >= 64 && p->k >= (p->dtype == TG_FLOAT64 ? 64 : 128)
         && b->rs == 1 && b->cs != 1 && c->cs == 1;
 }
 
-/* Whether NumPy gives a matrix-vector product to BLAS (gemv, which takes no reversed or repeated rows, no gaps between
- * columns and no reversed vector), or a product of two vectors. Elsewhere it runs a plain loop. */
+/* A matrix that BLAS takes: no reversed or repeated rows, no gaps between columns, or the same the other way round. */
+ALWAYS_INLINE bool is_blas_matrix(const operand *x, int64_t rows, int64_t cols)
+{
+    return (x->cs == 1 && x->rs >= cols) || (x->rs == 1 && x->cs >= rows);
+}
+
+/* Whether NumPy gives a matrix-vector product to BLAS (gemv, which takes no reversed vector either), or a product of two
+ * vectors. Elsewhere it runs a plain loop. */
 ALWAYS_INLINE bool is_gemv(const tg_problem *p, const operand *a, const operand *b)
 {
     if ((p->m != 1) == (p->n != 1))
         return p->m == 1;
     const operand *matrix = p->n == 1 ? a : b;
     const int64_t rows = p->n == 1 ? p->m : p->k, cols = p->n == 1 ? p->k : p->n;
-    return p->k > 1 && (p->n == 1 ? b->rs : a->cs) >= 1
-        && ((matrix->cs == 1 && matrix->rs >= cols) || (matrix->rs == 1 && matrix->cs >= rows));
+    return p->k > 1 && (p->n == 1 ? b->rs : a->cs) >= 1 && is_blas_matrix(matrix, rows, cols);
+}
+
+/* Whether it is one of matrices, for which OpenBLAS has kernels of their own on AVX-512: of so few multiply-adds, but enough for
+ * the planner to ask. */
+ALWAYS_INLINE bool is_small_gemm(const tg_problem *p, const operand *a, const operand *b)
+{
+    if (p->dtype > TG_FLOAT64 || p->m <= 1 || p->n <= 1)
+        return false;
+    double work = (double)p->m * (double)p->n * (double)p->k;
+    return work > TG_SMALL_GEMM_LO && work <= TG_SMALL_GEMM_HI && is_blas_matrix(a, p->m, p->k) && is_blas_matrix(b, p->k, p->n);
 }
 
 /* What there is to know of the elements of a dtype, see TG_DTYPES. */
@@ -132,7 +147,7 @@ ALWAYS_INLINE bool canonicalise(char **args, const intptr_t *dims, const intptr_
         settle_unit_dimensions(b, p->k, p->n);
         settle_unit_dimensions(c, p->m, p->n);
     }
-    p->gemv = is_gemv(p, a, b);
+    p->gemv = is_gemv(p, a, b) ? TG_GEMV : is_small_gemm(p, a, b) ? TG_SMALL_GEMM : 0;
     p->a_layout = layout_of(a);
     p->b_layout = layout_of(b);
     p->c_layout = c->cs == 1 ? TG_ROW : TG_STRIDED;

@@ -15,13 +15,17 @@ enum { TG_FLOAT32, TG_FLOAT64, TG_INT8, TG_UINT8, TG_INT16, TG_UINT16, TG_INT32,
 enum { TG_MATMUL = 0, TG_GEMM = 1, TG_NOPS = 2 };   /* C = A.B, C is write-only | C = alpha.A.B + beta.C */
 enum { TG_ROW = 0, TG_COL = 1, TG_STRIDED = 2 };    /* unit column stride | unit row stride | neither */
 
+/* A product that NumPy has BLAS compute, if BLAS knows the dtype: m or n is 1 | neither is, and m.n.k is within these bounds. */
+enum { TG_GEMV = 1, TG_SMALL_GEMM = 2 };
+enum { TG_SMALL_GEMM_LO = 8000, TG_SMALL_GEMM_HI = 1000000 };
+
 /* What an inner loop was asked, after canonicalisation: c_layout is never TG_COL (see loops.c). */
 typedef struct {
     int32_t dtype, op;
     int32_t a_layout, b_layout, c_layout;
     int32_t transposed;   /* 1: computed as C^T = B^T.A^T; layouts, m and n here are those of that product */
     int32_t symmetric;    /* 1: B is A^T in the same buffer, so the product is symmetric */
-    int32_t gemv;         /* 1: m or n is 1, and NumPy has BLAS compute it if BLAS knows the dtype */
+    int32_t gemv;         /* TG_GEMV, TG_SMALL_GEMM or 0 */
     int64_t m, n, k, batch;
 } tg_problem;
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 import tvmgemm
 
@@ -86,6 +87,21 @@ assert tvmgemm.stats().declined["float32"] == 2
 print(json.dumps(os.path.exists(os.environ["TVMGEMM_CACHE_DIR"])))
 """
     assert fresh(program) is False
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="NumPy itself cannot be imported there")
+def test_not_in_a_subinterpreter():
+    program = """
+import json, sys
+import _xxsubinterpreters as interpreters
+code = "import sys, warnings; sys.path[:] = %r; warnings.simplefilter('ignore'); import numpy; import tvmgemm" % sys.path
+try:
+    error = interpreters.run_string(interpreters.create(), code)
+except interpreters.RunFailedError as raised:
+    error = raised
+print(json.dumps(str(error)))
+"""
+    assert "tvmgemm works in Python's main interpreter only" in fresh(program)
 
 
 def test_public_names():

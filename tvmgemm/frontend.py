@@ -101,6 +101,14 @@ def _numpys_matmul() -> np.ufunc:
     return found
 
 
+def _check_interpreter() -> None:
+    """ImportError in a subinterpreter: the native part finds its way back to the main one only."""
+    c = ctypes.pythonapi
+    c.PyInterpreterState_Get.restype = c.PyInterpreterState_Main.restype = ctypes.c_void_p
+    if c.PyInterpreterState_Get() != c.PyInterpreterState_Main():
+        raise ImportError("tvmgemm works in Python's main interpreter only; import it there, or use processes")
+
+
 def _make_matmul(numpys: np.ufunc) -> np.ufunc:
     address = lib.tg_make_ufunc(id(numpys))
     if not address:
@@ -117,6 +125,7 @@ def _make_matmul(numpys: np.ufunc) -> np.ufunc:
 
 
 #: NumPy's ufunc, which also the ``@`` operator calls: kept, because a program may rebind the name np.matmul.
+_check_interpreter()
 numpys_matmul = _numpys_matmul()
 matmul = _make_matmul(numpys_matmul)
 

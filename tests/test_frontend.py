@@ -46,6 +46,7 @@ def test_matmul_is_a_ufunc_like_numpys():
     assert isinstance(matmul, np.ufunc) and matmul is not np.matmul
     for attribute in ("signature", "nin", "nout", "nargs", "identity", "__name__"):
         assert getattr(matmul, attribute) == getattr(np.matmul, attribute), attribute
+    assert getattr(matmul, "__qualname__", None) == getattr(np.matmul, "__qualname__", None)  # None before NumPy 2.2
     assert matmul.types[: np.matmul.ntypes] == np.matmul.types  # and after them the mixed ones
     assert "np.matmul" in matmul.__doc__ and matmul.__doc__.startswith("matmul(x1, x2, /, out=None, *")
 

@@ -118,7 +118,7 @@ def _make_matmul(numpys: np.ufunc) -> np.ufunc:
         )
     made = ctypes.cast(address, ctypes.py_object).value  # C's own reference stays: the ufunc lives for ever
     try:
-        made.__module__ = "tvmgemm"  # where pickle looks for it
+        made.__module__, made.__qualname__ = "tvmgemm", "matmul"  # where pickle looks for it
     except AttributeError:  # NumPy < 2.2: pickle searches all modules
         pass
     return made

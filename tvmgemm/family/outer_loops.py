@@ -5,6 +5,7 @@ P4, P5 and P7 of the paper's generator.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,11 @@ def _outer_loops(g: Generator, loops: list[str], blocks: dict[str, Block], task)
     if g.spec.symmetric and name == "ic":
         triangle.row_blocks(g, blocks["n"], enter)
         return
-    count = let(f"{name}_blocks", emit.blocks_in(extent, step))
+    _iterate(g, name, let(f"{name}_blocks", emit.blocks_in(extent, step)), blocks, task, body)
+
+
+def _iterate(g: Generator, name: str, count, blocks: dict[str, Block], task, body: Callable[[Any, Any], None]) -> None:
+    """``body(index, task)`` for the ``count`` iterations of loop ``name``: all in the current ``task``, or shared out."""
     if g.spec.parallel != name:
         with loop(name, count) as index:
             if name == "pc" and g.elements.arithmetic.saturates:

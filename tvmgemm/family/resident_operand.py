@@ -118,39 +118,25 @@ class _ResidentTile:
         return self.g.spec.op == "gemm" and "C" not in self.g.packed
 
     def _stream_c(self, y_at) -> None:
-        g = self.g
-        lanes = g.vectors.lanes
-        if "C" in g.packed:
-            sums = g.panels["sums"]
-            self._steps(
-                y_at,
-                lambda s, c: sums.get_vector(lanes, self.panel, s, const(c)),
-                lambda s, c, value: sums.set_vector(value, lanes, self.panel, s, const(c)),
-            )
+        """Add the tile's products to C: to its panels where it is packed, else to C itself."""
+        if "C" not in self.g.packed:
+            self._stream_c_in_place(y_at)
             return
+        lanes, sums = self.g.vectors.lanes, self.g.panels["sums"]
+        self._steps(
+            y_at,
+            lambda s, c: sums.get_vector(lanes, self.panel, s, const(c)),
+            lambda s, c, value: sums.set_vector(value, lanes, self.panel, s, const(c)),
+        )
+
+    def _stream_c_in_place(self, y_at) -> None:
+        """At the start of k from 0, for gemm from beta.C (0 where beta is 0: C is not read); later from what is there."""
+        g = self.g
 
         def to_c(start) -> None:
-            emit.branch(self.valid >= const(self.width), lambda: whole(start), lambda: masked(start))
-
-        def at(s, c):
-            return self.stream.start + s, self.e0 + const(c)
-
-        def whole(start) -> None:
-            self._steps(
-                y_at,
-                lambda s, c: start(lambda: g.c_rows.get_vector(lanes, *at(s, c))),
-                lambda s, c, value: g.c_rows.set_vector(value, lanes, *at(s, c)),
+            emit.branch(
+                self.valid >= const(self.width), lambda: self._to_whole_vectors(y_at, start), lambda: self._to_masked(y_at, start)
             )
-
-        def masked(start) -> None:
-            masks = {c: g.vectors.mask(f"inside{c}", self.valid - const(c)) for c in self.chunks}
-            self._steps(
-                y_at,
-                lambda s, c: start(lambda: g.vectors.masked_load(g.c_rows.address(*at(s, c)), masks[c])),
-                lambda s, c, value: g.vectors.masked_store(value, g.c_rows.address(*at(s, c)), masks[c]),
-            )
-
-        first = self.q0 == const(0)
 
         def begin() -> None:
             zero = g.vectors.splat(0.0)
@@ -164,7 +150,30 @@ class _ResidentTile:
                 lambda: to_c(lambda old: g.vectors.splat(beta) * old()),
             )
 
-        emit.branch(first, begin, lambda: to_c(lambda old: old()))
+        emit.branch(self.q0 == const(0), begin, lambda: to_c(lambda old: old()))
+
+    def _in_c(self, s, c) -> tuple[Any, Any]:
+        """Indices in C of the vector in step s from element c of the tile on."""
+        return self.stream.start + s, self.e0 + const(c)
+
+    def _to_whole_vectors(self, y_at, start) -> None:
+        """Sums begin with ``start(old)``, where ``old()`` is the vector of C."""
+        c_rows, lanes = self.g.c_rows, self.g.vectors.lanes
+        self._steps(
+            y_at,
+            lambda s, c: start(lambda: c_rows.get_vector(lanes, *self._in_c(s, c))),
+            lambda s, c, value: c_rows.set_vector(value, lanes, *self._in_c(s, c)),
+        )
+
+    def _to_masked(self, y_at, start) -> None:
+        """The same at the edge of C."""
+        c_rows, vectors = self.g.c_rows, self.g.vectors
+        masks = {c: vectors.mask(f"inside{c}", self.valid - const(c)) for c in self.chunks}
+        self._steps(
+            y_at,
+            lambda s, c: start(lambda: vectors.masked_load(c_rows.address(*self._in_c(s, c)), masks[c])),
+            lambda s, c, value: vectors.masked_store(value, c_rows.address(*self._in_c(s, c)), masks[c]),
+        )
 
     def _steps(self, y_at, load, save) -> None:
         """The micro-kernel: for each column (row) one vector of C per chunk, kr broadcasts, kr FMAs per chunk."""

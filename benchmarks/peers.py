@@ -43,6 +43,8 @@ class Peer(ABC):
 
 
 class NumPy(Peer):
+    """np.matmul, with the BLAS that NumPy comes with."""
+
     name = "numpy"
 
     def version(self) -> str:
@@ -64,6 +66,8 @@ class NumPy(Peer):
 
 
 class Mkl(Peer):
+    """Intel's MKL: its gemm, for products of two matrices of one dtype."""
+
     name = "mkl"
     caveat = "called through ctypes, which costs it a few tenths of a microsecond per call"
 
@@ -127,6 +131,8 @@ class Mkl(Peer):
 
 
 class Torch(Peer):
+    """PyTorch on the CPU, which calls MKL and oneDNN."""
+
     name = "torch"
 
     #: Element types of A, B and C -> its function.
@@ -150,7 +156,7 @@ class Torch(Peer):
     def kernels(self) -> str:
         return self._torch.backends.cpu.get_cpu_capability()
 
-    def set_threads(self, threads):
+    def set_threads(self, threads: int) -> None:
         self._torch.set_num_threads(threads)
 
     def function(self, a, b, out, dtype=None):

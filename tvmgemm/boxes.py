@@ -131,4 +131,5 @@ class Rule:
 
 
 def possible(box: Box) -> bool:
+    """Whether a problem can be in the box: no bound is below its opposite."""
     return all(low <= high for low, high in (getattr(box, side) for side in Box.SIDES))

@@ -87,7 +87,7 @@ class Kind:
     # ---- tiles and caches ----------------------------------------------------------------------------------------------
 
     @property
-    def tiles(self) -> list[tuple[int, int]]:
+    def tiles(self) -> tuple[tuple[int, int], ...]:
         """The tiles of C, which rules number."""
         return TILES[self.isa.name, self.problem.dtype]["C"]
 

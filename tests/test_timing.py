@@ -3,6 +3,7 @@
 import gc
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -117,8 +118,19 @@ def test_waiting_for_builds_waits_for_their_threads():
     assert ended
 
 
-def test_waiting_for_an_idle_process_ends():
+@pytest.mark.parametrize("busy, waited", [(0.0, 0.02), (0.15, 0.18), (60.0, 0.5)])
+def test_waiting_for_an_idle_process_ends(monkeypatch, busy, waited):
+    """One step after the last thread has come to rest, and after half a second at the latest."""
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    clock = SimpleNamespace(perf_counter=lambda: now, process_time=lambda: min(now, busy), sleep=sleep)
+    monkeypatch.setattr(timing, "time", clock)
     timing.wait_until_idle()
+    assert now == pytest.approx(waited)
 
 
 def test_the_garbage_collector_is_off_meanwhile_and_as_before_afterwards():

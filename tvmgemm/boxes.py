@@ -1,4 +1,10 @@
-"""Boxes of problems, and rules: what serves the problems of a box."""
+"""Boxes of problems, and rules: what serves the problems of a box.
+
+A box bounds a problem's numbers: m, n, k, the length of the stack, and three products of these. The planner goes through
+rules in order, and the first whose box holds the problem decides. It decides for all of that box that earlier rules have
+not taken, which is no box in general. ``Box.beside`` finds a large box in it that holds the problem; it goes to the native
+table with the plan, and later problems inside need no planner.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +21,7 @@ STACK = "stack"
 _UNBOUNDED = (0, 2**62)
 _EVERY = (0.0, math.inf)
 
-#: Up to where bounds are weighed against each other.
+#: Sizes beyond these count for nothing when ``_cut`` compares what would be left.
 _USUAL = {"m": 2.0**12, "n": 2.0**12, "k": 2.0**12, "batch": 2.0**12, "mn": 2.0**24, "kn": 2.0**24, "work": 2.0**36}
 
 Bounds = tuple[float, float]
@@ -58,7 +64,10 @@ class Box:
         return replace(self, **{side: (max(low, now_low), min(high, now_high))})
 
     def beside(self, others: Iterable[Box], problem: Problem) -> Box:
-        """A part of this box, with the problem in it, that meets none of ``others``, none of which holds the problem."""
+        """A part of this box that holds the problem and meets none of ``others``; none of them may hold the problem.
+
+        Each one is cut away along one of its bounds that the problem breaks.
+        """
         limits = dict(self.limits)
         met = (other.limits for other in others if meet(limits, other.limits))
         # Those first that leave little choice: after their cuts many others are not met any more.
@@ -87,8 +96,8 @@ def _both(x: Bounds, y: Bounds) -> Bounds:
 
 
 def _cut(limits: Limits, other: Limits, problem: Problem) -> None:
-    """Narrow ``limits`` to the problem's side of a bound of ``other`` that the problem breaks: of the one that leaves the
-    greatest part of them, so that few boxes are as good as many."""
+    """Narrow ``limits`` to the problem's side of one of the bounds of ``other`` that the problem breaks. It is the bound that
+    leaves most of ``limits``: the larger the boxes, the fewer are needed."""
     best, most = None, -1.0
     for side, (low, high) in other.items():
         value, exact = getattr(problem, side), side not in Box.PRODUCTS
@@ -109,16 +118,19 @@ def _cut(limits: Limits, other: Limits, problem: Problem) -> None:
 
 
 def _extent(side: str, bounds: Bounds) -> float:
-    """How much there is between the bounds, as a logarithm: no more than what sizes up to some thousands can be."""
+    """The extent between the bounds, as a logarithm to base 2, within ``_USUAL``."""
     low, high = (math.log2(min(bound, _USUAL[side]) + 1.0) for bound in bounds)
     return high - low
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What serves the problems of a box. ``variant`` None: NumPy. ``tile`` is an index into ``TILES``, or None for a kernel
-    without loops over cache blocks, which chooses its tiles itself. ``parallel``: the loop that tasks share, ``"stack"``
-    among them."""
+    """What serves the problems of a box, and why.
+
+    ``variant``: None for NumPy. ``tile``: an index into ``TILES``, such as ``tiles.PACKED``, or ``tiles.UNBLOCKED`` (None)
+    for a kernel without loops over cache blocks, which chooses its tiles itself. ``parallel``: the loop that tasks share
+    out, ``"stack"``, or ``""`` for one task.
+    """
 
     box: Box
     variant: str | None

@@ -254,6 +254,7 @@ def test_the_whole_folder_vanishes(store):
     os.rmdir(store.folder)
     assert store.find(SPEC, KEY) is None
     assert store.entries() == [] and store.verify() == [] and store.clear() == 0
+    assert put(store) == path and stat.S_IMODE(os.stat(store.folder).st_mode) == 0o700
 
 
 # -- size

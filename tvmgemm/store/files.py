@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from .. import log
 from ..spec import KernelSpec
 from .content import BAD, TEMPORARY, Unsound, read, rename_as_bad, sound_content, try_removing
-from .folder import private_folder, report_unusable, try_writing
+from .folder import distrust, made, private_folder, report_unusable, try_writing
 from .key import DIGITS, KernelKey, digest
 
 if TYPE_CHECKING:
@@ -75,12 +75,11 @@ class Store:
         The failure is reported once, and only here: a folder that holds all that is needed may well be
         read-only. Raises OSError when no private folder can be made either.
         """
-        if self.folder is not None and not self._writable:
-            try:
-                try_writing(self.folder)
-                self._writable = True
-            except OSError as error:
-                report_unusable(self.folder, f"it cannot be written ({error.strerror})")
+        if self.folder is not None and not (self._writable and os.path.isdir(self.folder)):
+            problem = _refusal(self.folder)
+            self._writable = problem is None
+            if problem is not None:
+                report_unusable(self.folder, problem)
         if not self._writable:
             self._private = private_folder()
         return self.folder if self._writable else self._private
@@ -217,6 +216,17 @@ class Store:
             if excess > 0 and entry.path != keep and try_removing(entry.path):
                 log.info("removed %s: the store is limited to %d bytes", entry.path, self.limit)
                 excess -= entry.bytes
+
+
+def _refusal(folder: str) -> str | None:
+    """Why nothing can be built into ``folder``, which is made again if it has been removed meanwhile; or None."""
+    problem = made(folder) or distrust(folder)
+    if problem is None:
+        try:
+            try_writing(folder)
+        except OSError as error:
+            problem = f"it cannot be written ({error.strerror})"
+    return problem
 
 
 def _listed(folder: str) -> list[str]:

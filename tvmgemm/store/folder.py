@@ -32,7 +32,7 @@ def open_store(cache_dir: str | None = None) -> Store:
     from .files import Store
 
     folder = cache_dir or current().cache_dir or user_folder()
-    problem = _made(folder) or distrust(folder)
+    problem = made(folder) or distrust(folder)
     if problem is not None:
         report_unusable(folder, problem)
         return Store(None)
@@ -122,7 +122,8 @@ def report_unusable(folder: str, problem: str) -> None:
     )
 
 
-def _made(folder: str) -> str | None:
+def made(folder: str) -> str | None:
+    """Make the folder (mode 700) if it does not exist; None, or why it cannot be one."""
     if not os.path.isabs(folder):
         return "it is not an absolute path (is HOME set?)"
     try:

@@ -142,7 +142,13 @@ def _b_within_l2(kind: Kind) -> list[Rule]:
     # A step along k of a column-major A is a line, and may be a page, of its own.
     steps = kind.kc if kind.problem.a_layout == "row" else SHALLOW
     one = replace(few, box=near.clipped("k", 0, steps), reason=f"k <= {steps} and {block}")
-    return [one, few]
+    # A wider B as small as that, if L2 holds so much of C that the order in which it is written does not matter.
+    held, near_c = float(kind.kc * kind.held_columns), 2.5 * kind.l2_block
+    small = replace(
+        few, box=Box(k=(0, steps), kn=(0.0, held), mn=(0.0, near_c)),
+        reason=f"k <= {steps}, a B of at most {held:.0f} elements, which stays in L2 as it is, and a C of at most {near_c:.0f}",
+    )  # fmt: skip
+    return [one, small, few]
 
 
 def _film(kind: Kind) -> list[Rule]:
@@ -154,15 +160,10 @@ def _film(kind: Kind) -> list[Rule]:
     found = [Rule(few.clipped("kn", kind.far_b, math.inf), ROWS_OF_C, packing, PACKED, why)]
     if not kind.unblocked_in_place:
         return found
-    near_c = int(2.5 * l2)  # L2 holds so much of it that the order in which it is written does not matter
     wide, above = Box(n=(kind.held_columns + 1, math.inf), k=(0, FILM)), math.inf
     why = f"k <= {FILM}: C is nearly all of the traffic; nothing is packed, rows of tiles are written in turn"
     return [
         *found,
-        Rule(
-            wide.clipped("m", FLAT + 1, above).clipped("mn", 0.0, near_c), kind.variant.name, "none", UNBLOCKED,
-            f"k <= {FILM} and a C of at most {near_c} elements: tiles with no loops around them",
-        ),
         Rule(wide.clipped("m", SHORT + 1, above), ROWS_OF_C, "none", NARROW, why),
         Rule(wide.clipped("m", FLAT + 1, SHORT), ROWS_OF_C, "none", IN_PLACE, f"m <= {SHORT} and {why}"),
         Rule(

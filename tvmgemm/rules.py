@@ -32,12 +32,13 @@ SMALL_GEMV, SHORT_GEMV = 1 << 8, 32
 #: The same k where whole vectors of sums are added up side by side.
 SHORT_SUMS = 128
 
-#: Where operands are contiguous along k, OpenBLAS's kernels for small products on AVX-512 add it up in vectors; up to so many elements of C.
+#: Where operands are contiguous along k, OpenBLAS's kernels for small products on AVX-512 add it up in vectors; up to so many
+#: elements of C.
 SMALL_SUMS = 1200
 
 #: Columns of C up to which we are behind those, and from which m.n.k: if B's rows are contiguous, and if its columns are.
 FEW_SUMS = {
-    ("float32", "row"): ((2, 24_000), (4, 48_000), (6, 150_000)), ("float32", "col"): ((2, 24_000), (6, 48_000)),
+    ("float32", "row"): ((2, 24_000), (4, 48_000), (6, 150_000)), ("float32", "col"): ((2, 16_000), (4, 32_000), (6, 48_000)),
     ("float64", "row"): ((2, 24_000), (4, 150_000)), ("float64", "col"): ((2, 24_000), (6, 48_000)),
 }  # fmt: skip
 

@@ -106,6 +106,25 @@ def test_bools_of_every_density(m, n, k, density):
             np.testing.assert_array_equal(result.view("u1"), exactly(a, b) != 0)
 
 
+@pytest.mark.skipif(not any((isa, "bool") in TILES for isa in RUNNABLE), reason="no kernels of bool")
+@pytest.mark.parametrize("variant", ["B3A2C0", "A3B2C0"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_sums_that_end_late_among_others_that_end_soon(variant, threads):
+    """The first blocks of k are short where the sums that are looked at end soon: no other sum is cut short."""
+    rng, (m, n, k) = np.random.default_rng(3), (70, 110, 1300)
+    for last in (0, 31, 32, 159, 160, 671, 672, k - 1, k):
+        for density in (0.6, 1.0):
+            a, b = operand((m, k), "bool", "columns", rng, density), operand((k, n), "bool", "rows", rng, density)
+            a[7], b[:, 50] = False, False
+            if last < k:
+                a[7, last] = True
+                b[last, 50] = True
+            expected = exactly(a, b) != 0
+            for blocks in (None, (2, 2, 8), (2, 2, 100)):
+                with planned(blocks, num_threads=threads, parallel_work=1 << 8, variant=variant, packing="ab"), served_by_us("bool"):
+                    np.testing.assert_array_equal(tvmgemm.matmul(a, b), expected)
+
+
 def test_equal_rows_of_bfloat16_have_equal_sums():
     """In dot products (one column, and several that are contiguous) and in tiles."""
     ml_dtypes = pytest.importorskip("ml_dtypes")

@@ -23,12 +23,17 @@ FEW = 16
 #: Elements along k in a list: as many are looked at for each sum, whether it ends sooner or not.
 LISTED = 128
 
+#: Steps of a tile after which it looks.
+UNDECIDED = 16
+
+#: Sums of C that are looked at before anything is packed, and their first terms that are: if each is true by then, nearly all
+#: of C is with the first so many, and those are the first block of k. Each block after it is so many times as long.
+SAMPLES, SAMPLED, GROWTH = 4, 32, 4
+
 if TYPE_CHECKING:
     from .generator import Generator
     from .microkernel import Tile
-
-#: Steps of a tile after which it looks.
-UNDECIDED = 16
+    from .outer_loops import Block
 
 
 def leave_if_true(tile: Tile, done) -> None:
@@ -50,6 +55,25 @@ def all_true(g: Generator, i0, rows, j0, columns):
             emit.branch(g.c_any.get(i, j) == tirx.const(0, "uint8"), false)
         emit.branch(found.get() == const(0), emit.leave)
     return found.get() != const(0)
+
+
+def first_block(g: Generator, m: Block, n: Block, extent, step):
+    """Length of the first block of k: short if sums spread over this part of C end soon, else ``step``."""
+    length = variable("first_length", const(SAMPLED))
+    a, b, none = g.sources["A"].any, g.sources["B"].any, tirx.const(0, "uint8")
+    with loop("sample", const(SAMPLES)) as t:
+        i = let("i", m.start + tirx.truncdiv((m.size - const(1)) * t, const(SAMPLES - 1)))
+        j = let("j", n.start + tirx.truncdiv((n.size - const(1)) * (const(SAMPLES - 1) - t), const(SAMPLES - 1)))
+        found = variable("found", const(0))
+        with loop("p", emit.minimum(extent, const(SAMPLED))) as p:
+            emit.branch(emit.both(a.get(i, p) != none, b.get(j, p) != none), lambda: _stop(found))
+
+        def late() -> None:
+            length.set(step)
+            emit.leave()
+
+        emit.branch(found.get() == const(0), late)
+    return length.get()
 
 
 def few(g: Generator) -> None:

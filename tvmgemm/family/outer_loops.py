@@ -13,6 +13,7 @@ from ..spec import STEPS
 from . import ahead, early, emit, macrokernel, packed_ab, packed_c, partition, plain, resident_operand, split_k, triangle
 from .emit import const, let, loop
 from .variants import LOOP_DIMENSION
+from .vectors import variable
 
 if TYPE_CHECKING:
     from .generator import Generator
@@ -66,6 +67,9 @@ def _outer_loops(g: Generator, loops: list[str], blocks: dict[str, Block], task)
     if g.spec.symmetric and name == "ic":
         triangle.row_blocks(g, blocks["n"], enter)
         return
+    if name == "pc" and g.elements.arithmetic.saturates and g.spec.parallel != name:
+        _until_decided(g, blocks, extent, step, lambda start, size: enter(start, size, task))
+        return
     _iterate(g, name, let(f"{name}_blocks", emit.blocks_in(extent, step)), blocks, task, body)
 
 
@@ -73,8 +77,6 @@ def _iterate(g: Generator, name: str, count, blocks: dict[str, Block], task, bod
     """``body(index, task)`` for the ``count`` iterations of loop ``name``: all in the current ``task``, or shared out."""
     if g.spec.parallel != name:
         with loop(name, count) as index:
-            if name == "pc" and g.elements.arithmetic.saturates:
-                emit.branch(index > const(0), lambda: emit.branch(_decided(g, blocks), emit.leave))
             body(index, task)
     elif name == "pc":
         split_k.share_out(g, count, blocks, body)
@@ -87,10 +89,21 @@ def _iterate(g: Generator, name: str, count, blocks: dict[str, Block], task, bod
                 body(index, task)
 
 
-def _decided(g: Generator, blocks: dict[str, Block]):
-    """Condition: all sums of bools in this part of C are true, so that the blocks of k to come change nothing."""
+def _until_decided(g: Generator, blocks: dict[str, Block], extent, step, then: Callable[[Any, Any], None]) -> None:
+    """``then(start, size)`` for blocks of k, until all sums of bools in this part of C are true: the others change nothing. Where
+    many elements are true the first blocks are short."""
     m, n = (blocks.get(d) or Block(const(0), g.values[d]) for d in "mn")
-    return early.all_true(g, m.start, m.size, n.start, n.size)
+    first = let("first_kb", emit.minimum(early.first_block(g, m, n, extent, step), step))
+    start, size = variable("from_k", const(0)), variable("next_kb", first)
+    with loop("pc", emit.blocks_in(extent, first)):
+        emit.branch(start.get() >= extent, emit.leave)
+        decided = lambda: early.all_true(g, m.start, m.size, n.start, n.size)  # noqa: E731
+        emit.branch(start.get() > const(0), lambda: emit.branch(decided(), emit.leave))
+        k0 = emit.opaque("k0", start.get())
+        kb = emit.opaque("kb", emit.minimum(size.get(), extent - k0))
+        then(k0, kb)
+        start.set(k0 + kb)
+        size.set(emit.minimum(kb * const(early.GROWTH), step))
 
 
 def _asks_for_next(g: Generator) -> bool:

@@ -18,7 +18,7 @@ DEFAULT_VARIANT = "B3A2C0"
 #: The dtypes that NumPy hands to its BLAS; for all others it has a scalar loop.
 BLAS = ("float32", "float64", "complex64", "complex128")
 
-#: Rows of a tile whose blocks of B L2 delivers fast enough if they are as large as it.
+#: Rows of a tile that uses each vector of B so often that L2 delivers B fast enough even if a block of it is as large as L2.
 TALL_TILE = 16
 
 

@@ -25,8 +25,8 @@ SYMMETRIC_ROWS = 32
 #: Bytes of a row of A.A^T up to which the narrowest tile is best for it.
 SYMMETRIC_NARROW = 2048
 
-#: Elements of a matrix up to which its rows are multiplied by a vector faster, with k in order, than BLAS is called, and k
-#: up to which the FMAs of one sum, each of which waits for the one before, take less time than that call.
+#: Matrix times vector, where calling BLAS takes longer than our product with k in order: up to so many elements of the
+#: matrix, and up to that k. (The FMAs of one sum wait for each other.)
 SMALL_GEMV, SHORT_GEMV = 1 << 8, 32
 
 #: The same k where whole vectors of sums are added up side by side.
@@ -36,7 +36,7 @@ SHORT_SUMS = 128
 #: elements of C.
 SMALL_SUMS = 1200
 
-#: Columns of C up to which we are behind those, and from which m.n.k: if B's rows are contiguous, and if its columns are.
+#: Where those kernels are ahead of ours, by layout of B: (most columns of C, from which m.n.k on).
 FEW_SUMS = {
     ("float32", "row"): ((2, 24_000), (4, 48_000), (6, 150_000)), ("float32", "col"): ((2, 16_000), (4, 32_000), (6, 48_000)),
     ("float64", "row"): ((2, 24_000), (4, 150_000)), ("float64", "col"): ((2, 24_000), (6, 48_000)),
@@ -54,10 +54,10 @@ MOST_TINY = 64
 #: m up to which packing B costs more than all multiplications with it, in dtypes that NumPy has no BLAS for.
 FEW = 8
 
-#: The same where packed kernels multiply groups; for each plane that they pack.
+#: The same where packed kernels multiply groups, which makes them faster: so many rows for each plane that they pack.
 FEW_GROUPED = 4
 
-#: And the same where a kernel that reads them in place has to widen elements to 32 bits.
+#: The same where, besides, kernels that read in place have to widen elements to 32 bits, which makes those slower.
 FEW_WIDENED = 3
 
 

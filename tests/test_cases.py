@@ -188,6 +188,14 @@ def outer_product(mm):
     return equal(mm(x[:, None], y[None]), x[:, None] * y)
 
 
+def sixteen_million_ones(mm):
+    """A float32 that counts one by one stops at 2**24."""
+    k = 2**24 + 3
+    ones = np.ones((1, k), "f4")
+    sums = mm(np.broadcast_to(ones, (2, k)), np.broadcast_to(ones, (3, k)).T)
+    return sums.shape == (2, 3) and np.abs(sums - np.float64(k)).max() <= 1e-6 * k
+
+
 def many_callers(mm):
     wrong = []
 
@@ -301,6 +309,7 @@ CASES = [
     Case("pymc-devs/pytensor#486", "an outer product", F8, outer_product),
     *(Case("numpy/numpy#12156, #8440, #14306 and others", f"strides, overlap, edges in {np.dtype(letter).name}",
            (np.dtype(letter).name,), in_place_of_float64(letter)) for letter in "?bBhHiIlLeFD"),
+    Case("OpenMathLib/OpenBLAS#1326", "a sum of more than 2**24 ones", F4, sixteen_million_ones),
     Case("OpenMathLib/OpenBLAS#1755", "many threads at once", F8, many_callers),
 ]
 # fmt: on
@@ -351,3 +360,22 @@ def test_forced(case, isa, through):
         for dtype in case.dtypes:
             assert after.served[dtype] > 0 or case.check is empty_stack_into_something
             assert after.declined[dtype] == 0
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 3)])
+def test_masked_arrays(shape):
+    """numpy/numpy#14992: ``@`` works; np.matmul knows square ones only. Whatever NumPy does with masks, it does with ours."""
+
+    def seen(multiply):
+        try:
+            result = multiply(x, x.T)
+        except ValueError as error:
+            return str(error)
+        return type(result), result.data.tolist(), np.ma.getmaskarray(result).tolist()
+
+    x = np.ma.array(np.arange(1.0, 1 + np.prod(shape)).reshape(shape), mask=[[1, 0, 0]] * shape[0])
+    functions = [np.matmul, lambda a, b: a @ b]
+    numpys = [seen(function) for function in functions]
+    assert seen(tvmgemm.matmul) == numpys[0]
+    with tvmgemm.patched():
+        assert [seen(function) for function in functions] == numpys

@@ -17,7 +17,7 @@ INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uin
 
 #: Shapes (m, n, k) around vectors, groups of rows, copies of B and short sums.
 SHAPES = [(1, 1, 1), (1, 1, 3000), (3, 1, 8), (5, 1, 9), (9, 1, 64), (8, 1, 65), (13, 1, 1000), (2, 8, 130), (5, 3, 9001),
-          (6, 8, 7), (200, 1, 129), (1, 7, 500), (300, 2, 2), (18, 5, 63)]  # fmt: skip
+          (6, 8, 7), (200, 1, 129), (1, 7, 500), (300, 2, 2), (18, 5, 63), (4, 3, 10), (9, 2, 11), (2, 12, 10)]  # fmt: skip
 
 #: Views of M x N elements of a larger array, by how they lie.
 LAYOUTS = {

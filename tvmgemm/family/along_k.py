@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 #: k up to which the lanes of a vector cost more to add up than so many terms do one by one.
 SHORT = 8
 
+#: m.n.k up to which they do so in any number of columns: with less, to begin packing takes longer than all of it.
+LITTLE = 256
+
 #: Rows at a time where elements are multiplied one by one: rows that lie close to each other share lines of cache.
-SCALAR_ROWS = 8
+SCALAR_ROWS = (8, 4, 1)
 
 
 def product(g: Generator, otherwise: Callable[[], None]) -> None:
@@ -52,6 +55,7 @@ def product(g: Generator, otherwise: Callable[[], None]) -> None:
     copied = emit.both(few, emit.both(v["m"] > const(1), rows))
     suits = emit.both(tirx.Not(short), emit.either(direct, copied))
     singly = emit.both(few, emit.either(short, v["n"] == const(1)))
+    singly = emit.either(singly, v["m"] * v["n"] * v["k"] <= const(LITTLE))
 
     def in_vectors() -> None:
         emit.branch(direct, lambda: _shared_out(g, DotProducts(g, True).rows), lambda: _shared_out(g, DotProducts(g, False).rows))
@@ -81,11 +85,12 @@ class _Scalars:
             with loop("j", self.g.values["n"]) as j:
                 self._some(let("i0", first + row), count, j)
 
-        with loop("group", tirx.truncdiv(number, const(SCALAR_ROWS))) as group:
-            some(group * const(SCALAR_ROWS), SCALAR_ROWS)
-        left = tirx.truncmod(number, const(SCALAR_ROWS))
-        with loop("row", left, number - left) as row:
-            some(row, 1)
+        done = const(0)
+        for count in SCALAR_ROWS:
+            groups = let("groups", tirx.truncdiv(number - done, const(count)))
+            with loop("group", groups) as group:
+                some(done + group * const(count), count)
+            done = let("done", done + groups * const(count))
 
     def _some(self, i0, count: int, j) -> None:
         g, k = self.g, self.g.values["k"]

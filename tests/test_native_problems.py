@@ -62,7 +62,7 @@ def test_probe_tells_small_products_that_blas_takes(native, a_layout, b_layout, 
     a, b = arranged(np.ones((m, k), "f"), a_layout), arranged(np.ones((k, n), "f"), b_layout)
     _, p = native.probe(lambda: matmul(a, b))
     assert p.gemv == expected
-    _, p = native.probe(lambda: matmul(a[::-1], b))  # rows reversed: NumPy runs a plain loop
+    _, p = native.probe(lambda: matmul(a[::-1], b))  # rows reversed: not as it is
     assert p.gemv == (GEMV if m == 1 else 0)
     _, p = native.probe(lambda: matmul(a.astype("D"), b.astype("D")))
     assert p.gemv != SMALL_GEMM

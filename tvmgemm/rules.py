@@ -141,7 +141,7 @@ def _small(kind: Kind) -> list[Rule]:
 
     if c == "strided":  # few rows of a large B, exchanged
         few = small.clipped("n", 0, FEW_ROWS_OF_TILES // 2)
-        return [left(few, "few columns of long sums")]
+        return [left(few, "few rows times a column-major B, as C^T of few columns")]
     found = [
         left(small.clipped("n", 0, columns).clipped("work", least + 1.0, math.inf), f"n <= {columns} and m.n.k > {least}")
         for columns, least in FEW_SUMS[dtype, b]

@@ -122,7 +122,7 @@ ROW_STEPS = 32
 
 #: Most rows of a C of complex numbers by rows of B, and k and the bytes of B from which they are: tiles, which walk down B, or packing
 #: it would wait for its lines.
-WIDE_ROWS, WIDE_STEPS, WIDE_FAR = 16, 8, 4 << 20
+WIDE_ROWS, WIDE_STEPS, WIDE_FAR = 16, 20, 4 << 20
 
 #: Bytes of B from which it comes from memory: then the rows after those in use are asked for. From nearer caches the hardware's
 #: own prefetches are soon enough, and ours take as long as the loads.

@@ -110,11 +110,11 @@ def _lines(g: Generator, name: str, start, size, p: Block) -> Lines:
     first, rows = (x if parts == 1 else tirx.truncdiv(x, const(parts)) for x in (start, size))
 
     def chosen(what: str, if_across, if_along, otherwise):
-        return emit.settled(what, tirx.Select(across, if_across, tirx.Select(along, if_along, otherwise)))
+        return let(what, tirx.Select(across, if_across, tirx.Select(along, if_along, otherwise)))
 
     return Lines(
         view,
-        start=emit.settled("next_at", (first * operand.stride_e + p.start * operand.stride_k) * const(parts)),
+        start=let("next_at", (first * operand.stride_e + p.start * operand.stride_k) * const(parts)),
         stride=chosen("next_stride", operand.stride_k, operand.stride_e, const(0)) * const(parts),
         runs=chosen("next_runs", p.size, rows, const(0)),
         length=emit.ceil_div(chosen("next_length", size, p.size * const(parts), const(1)), const(_in_line(view))),

@@ -25,7 +25,7 @@ def settle(g: Generator) -> None:
     _lengthen(g)
     # The dimension whose loop is shared out last: how it is cut depends on the other.
     for loop_name, dimension in sorted((("ic", "m"), ("jc", "n")), key=lambda row: row[0] == g.spec.parallel):
-        v[dimension + "c"] = emit.settled(f"{dimension}c_even", _even_block(g, loop_name, dimension))
+        v[dimension + "c"] = let(f"{dimension}c_even", _even_block(g, loop_name, dimension))
     # Never evened out: the order of summation must not depend on the shape.
     longest = matrix_unit.longest_block(g.elements)
     limit = v["k"] if longest is None else emit.minimum(v["k"], const(longest))

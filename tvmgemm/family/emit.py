@@ -29,19 +29,31 @@ def const(value: int):
 
 
 def let(name: str, value):
-    """Compute ``value`` once, here, under a name that the printed IR shows."""
+    """Compute ``value`` once, here, under a name that the printed IR shows.
+
+    An index that hangs on conditions goes by way of memory, out of which LLVM takes it again. TVM's code generator
+    follows each name that is bound to the value, to learn of bounds and alignment. Conditions are made of names that
+    are bound to conditions, and it looks into every one of them: for the kernels of small products that took three
+    times as long as all that LLVM does, for others minutes. It does not look into memory.
+    """
+    if _hangs_on_conditions(value):
+        buffer = T.alloc_buffer((1,), INDEX, scope="local", annotations=ON_STACK)
+        T.buffer_store(buffer, value, [const(0)])
+        value = buffer[const(0)]
     var = T.bind(value)
     IRBuilder.name(name, var)
     return var
 
 
-def settled(name: str, index):
-    """Compute the index once, here, by way of memory. TVM's analyser replaces each name that ``let`` has bound by its
-    value. Bounds that are made of other bounds, which are made of others, then grow so long that code generation takes
-    minutes. The analyser does not look into memory."""
-    buffer = T.alloc_buffer((1,), INDEX, scope="local", annotations=ON_STACK)
-    T.buffer_store(buffer, index, [const(0)])
-    return let(name, buffer[const(0)])
+def _hangs_on_conditions(value) -> bool:
+    """Whether ``value`` is an index with a condition in it, or with a call, which may be one."""
+    if str(value.ty) != INDEX:
+        return False
+    if isinstance(value, (tirx.Select, tirx.Min, tirx.Max, tvm.ir.Call)):
+        return True
+    if isinstance(value, tirx.expr.BinaryOpExpr):
+        return _hangs_on_conditions(value.a) or _hangs_on_conditions(value.b)
+    return isinstance(value, tirx.Cast)
 
 
 def opaque(name: str, index):

@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 def row_blocks(g: Generator, columns: Block, body: Callable[[Any, Any, Any], None]) -> None:
     """``body(first row, rows, task)`` for blocks of at most mc rows from the first of ``columns`` on down."""
-    rows = emit.settled("rows", g.values["m"] - columns.start)
+    rows = let("rows", g.values["m"] - columns.start)
 
     def blocks(first, number, task) -> None:
-        count = emit.settled("ic_blocks", emit.ceil_div(number, g.values["mc"]))
+        count = let("ic_blocks", emit.ceil_div(number, g.values["mc"]))
         even = emit.ceil_div(number, emit.maximum(count, const(1)))
-        step = emit.settled("step", emit.round_up(even, const(g.tile["m"])))
+        step = let("step", emit.round_up(even, const(g.tile["m"])))
         with loop("ic", count) as index:
             offset = let("offset", index * step)
             size = emit.maximum(emit.minimum(step, number - offset), const(0))
-            body(emit.settled("m0", columns.start + first + offset), emit.settled("mb", size), task)
+            body(let("m0", columns.start + first + offset), let("mb", size), task)
 
     if not g.spec.parallel:
         blocks(const(0), rows, None)
         return
     tasks = g.values["tasks"]
     with emit.parallel("task", tasks) as task:
-        first = emit.settled("first", _row_at(g, rows, columns.size, task, tasks))
-        last = emit.settled("last", _row_at(g, rows, columns.size, task + const(1), tasks))
+        first = let("first", _row_at(g, rows, columns.size, task, tasks))
+        last = let("last", _row_at(g, rows, columns.size, task + const(1), tasks))
         blocks(first, let("number", last - first), task)
 
 
@@ -80,13 +80,13 @@ def panels(g: Generator, blocks: dict[str, Block]):
     """How many panels of the block of columns have tiles in the block of rows."""
     m, n = blocks["m"], blocks["n"]
     to_diagonal = emit.minimum(n.size, m.start + m.size - n.start)
-    return emit.settled("jr_tiles", emit.ceil_div(to_diagonal, const(g.tile["n"])))
+    return let("jr_tiles", emit.ceil_div(to_diagonal, const(g.tile["n"])))
 
 
 def first_tile(g: Generator, blocks: dict[str, Block], jr):
     """The first tile of the block of rows that is not above the diagonal in panel ``jr``."""
     above = blocks["n"].start + jr * const(g.tile["n"]) - blocks["m"].start
-    return emit.settled("ir_first", tirx.truncdiv(emit.maximum(above, const(0)), const(g.tile["m"])))
+    return let("ir_first", tirx.truncdiv(emit.maximum(above, const(0)), const(g.tile["m"])))
 
 
 def mirror(g: Generator, blocks: dict[str, Block], jr) -> None:

@@ -66,6 +66,8 @@ def test_probe_tells_small_products_that_blas_takes(native, a_layout, b_layout, 
     assert p.gemv == (GEMV if m == 1 else 0)
     _, p = native.probe(lambda: matmul(a.astype("D"), b.astype("D")))
     assert p.gemv != SMALL_GEMM
+    _, p = native.probe(lambda: matmul(np.stack([a, a]), b))  # many products for NumPy, even if they are one for us
+    assert p.gemv == (expected if p.batch == 2 else GEMV if m == 1 and p.m == 1 else 0)
 
 
 def test_column_major_output_is_computed_transposed(native):

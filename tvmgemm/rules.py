@@ -36,11 +36,13 @@ SHORT_SUMS = 128
 #: elements of C.
 SMALL_SUMS = 1200
 
-#: Where those kernels are ahead of ours, by layout of B: (most columns of C, from which m.n.k on).
+#: Where those kernels are ahead of ours, by layout of B: (most columns of C, from which k on, from which m.n.k on).
 FEW_SUMS = {
-    ("float32", "row"): ((2, 24_000), (4, 48_000), (6, 150_000)), ("float32", "col"): ((2, 16_000), (4, 32_000), (6, 48_000)),
-    ("float64", "row"): ((2, 24_000), (4, 150_000)), ("float64", "col"): ((2, 24_000), (6, 48_000)),
-}  # fmt: skip
+    ("float32", "row"): ((2, 48, 24_000), (2, 32, 48_000), (4, 48, 100_000), (4, 256, 50_000), (6, 64, 500_000), (6, 256, 150_000)),
+    ("float32", "col"): ((2, 64, 20_000), (4, 128, 40_000), (6, 512, 16_000)),
+    ("float64", "row"): ((2, 48, 48_000), (2, 32, 100_000), (4, 64, 300_000), (4, 1024, 50_000)),
+    ("float64", "col"): ((2, 96, 30_000), (4, 512, 30_000), (6, 1024, 16_000)),
+}
 
 #: m.n.k up to which reading operands in place beats packing them for an arithmetic that multiplies groups.
 GROUPED_WORK = 32.0**3
@@ -143,8 +145,11 @@ def _small(kind: Kind) -> list[Rule]:
         few = small.clipped("n", 0, FEW_ROWS_OF_TILES // 2)
         return [left(few, "few rows times a column-major B, as C^T of few columns")]
     found = [
-        left(small.clipped("n", 0, columns).clipped("work", least + 1.0, math.inf), f"n <= {columns} and m.n.k > {least}")
-        for columns, least in FEW_SUMS[dtype, b]
+        left(
+            small.clipped("n", 0, columns).clipped("k", steps, math.inf).clipped("work", float(least), math.inf),
+            f"n <= {columns}, k >= {steps} and m.n.k >= {least}",
+        )
+        for columns, steps, least in FEW_SUMS[dtype, b]
     ]
     if b == "col":
         in_l1 = 1.25 * kind.host.cache(1).bytes / kind.itemsize

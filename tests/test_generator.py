@@ -358,7 +358,7 @@ def test_blocks_of_a_short_k_are_longer(variant, packing, inside, part):
 
     tile = {"mr": 0, "nr": 64, "kr": 6} if variant == "C3A2B0" else {"mr": 8, "nr": 48}
     spec = KernelSpec(**{"dtype": "float32", "isa": "x86-64-v4", "variant": variant, "packing": packing} | tile)
-    found = re.findall(r"longer\w*: T\.let\[T\.int64\] = (\w+) \* T\.max\(T\.Div\(kc, (.*?)\), T\.int64\(1\)\)\n", codegen.script(spec))
+    found = re.findall(r"longer_value\w*\[T\.int64\(0\)\] = (\w+) \* T\.max\(T\.Div\(kc, (.*?)\), T\.int64\(1\)\)\n", codegen.script(spec))
     steps = "T.max(k, T.int64(1))" + (f" * T.int64({part})" if part > 1 else "")
     assert set(found) == ({(inside, steps)} if inside else set())
 

@@ -38,6 +38,7 @@ def let(name: str, value):
     """
     if _hangs_on_conditions(value):
         buffer = T.alloc_buffer((1,), INDEX, scope="local", annotations=ON_STACK)
+        IRBuilder.name(f"{name}_value", buffer)
         T.buffer_store(buffer, value, [const(0)])
         value = buffer[const(0)]
     var = T.bind(value)

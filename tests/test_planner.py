@@ -366,7 +366,7 @@ def test_few_boxes_cover_all_shapes(b_layout, symmetric):
                 problem = Problem("float32", m, n, k, b_layout=b_layout, symmetric=symmetric)
                 if not any(box.holds(problem) for box in seen):
                     seen.append(plan(problem, host, options).box)
-    assert len(seen) <= 72
+    assert len(seen) <= (64 if b_layout == "row" else 72)  # a B that is copied has a rule more
 
 
 @pytest.mark.parametrize("b_layout, dtype", list(itertools.product((ROW, COL), FLOATS)))

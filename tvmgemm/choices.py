@@ -142,11 +142,12 @@ def _b_within_l2(kind: Kind) -> list[Rule]:
     # A step along k of a column-major A is a line, and may be a page, of its own.
     steps = kind.kc if kind.problem.a_layout == "row" else SHALLOW
     one = replace(few, box=near.clipped("k", 0, steps), reason=f"k <= {steps} and {block}")
-    # A wider B as small as that, if L2 holds so much of C that the order in which it is written does not matter.
+    # A wider B as small as that, if L2 holds so much of C that the order in which it is written does not matter (few rows
+    # have rules of their own).
     held, near_c = float(kind.kc * kind.held_columns), 2.5 * kind.l2_block
     small = replace(
-        few, box=Box(k=(0, steps), kn=(0.0, held), mn=(0.0, near_c)),
-        reason=f"k <= {steps}, a B of at most {held:.0f} elements, which stays in L2 as it is, and a C of at most {near_c:.0f}",
+        few, box=Box(m=(FLAT + 1, math.inf), k=(0, steps), kn=(0.0, held), mn=(0.0, near_c)),
+        reason=f"m > {FLAT}, k <= {steps}, a B of at most {held:.0f} elements, which stays in L2 as it is, and a C of at most {near_c:.0f}",
     )  # fmt: skip
     return [one, small, few]
 

@@ -124,8 +124,9 @@ def _make_matmul(numpys: np.ufunc) -> np.ufunc:
     return made
 
 
-#: NumPy's ufunc, which also the ``@`` operator calls: kept, because a program may rebind the name np.matmul.
 _check_interpreter()
+
+#: NumPy's ufunc, which also the ``@`` operator calls: kept, because a program may rebind the name np.matmul.
 numpys_matmul = _numpys_matmul()
 matmul = _make_matmul(numpys_matmul)
 

@@ -227,7 +227,7 @@ def counters() -> SimpleNamespace:
 def plan(kernel, dtype: int = 0, op: int = 0, **fields):
     """A tg_plan for every problem of a dtype; ``fields`` narrow it."""
     everything = dict(
-        dtype=dtype, op=op, a_layout=-1, b_layout=-1, c_layout=-1, symmetric=-1, gemv=-1,
+        dtype=dtype, op=op, a_layout=-1, b_layout=-1, c_layout=-1, symmetric=-1, blas=-1,
         m_lo=0, m_hi=2**62, n_lo=0, n_hi=2**62, k_lo=0, k_hi=2**62, batch_lo=0, batch_hi=2**62,
         mn_lo=0.0, mn_hi=float("inf"), kn_lo=0.0, kn_hi=float("inf"), work_lo=0.0, work_hi=float("inf"), kernel=kernel or ffi.NULL, mc=0, nc=0, kc=0, tasks=1,
     )

@@ -61,13 +61,13 @@ def test_probe_belongs_to_its_thread(native):
 def test_probe_tells_small_products_that_blas_takes(native, a_layout, b_layout, m, n, k, expected):
     a, b = arranged(np.ones((m, k), "f"), a_layout), arranged(np.ones((k, n), "f"), b_layout)
     _, p = native.probe(lambda: matmul(a, b))
-    assert p.gemv == expected
+    assert p.blas == expected
     _, p = native.probe(lambda: matmul(a[::-1], b))  # rows reversed: not as it is
-    assert p.gemv == (GEMV if m == 1 else 0)
+    assert p.blas == (GEMV if m == 1 else 0)
     _, p = native.probe(lambda: matmul(a.astype("D"), b.astype("D")))
-    assert p.gemv != SMALL_GEMM
+    assert p.blas != SMALL_GEMM
     _, p = native.probe(lambda: matmul(np.stack([a, a]), b))  # many products for NumPy, even if they are one for us
-    assert p.gemv == (expected if p.batch == 2 else GEMV if m == 1 and p.m == 1 else 0)
+    assert p.blas == (expected if p.batch == 2 else GEMV if m == 1 and p.m == 1 else 0)
 
 
 def test_column_major_output_is_computed_transposed(native):

@@ -155,13 +155,13 @@ def _publish(problem: Problem, decided: Plan, kernel: Kernel | None) -> None:
         layouts = {f"{x}_layout": LAYOUT_NAMES.index(getattr(problem, f"{x}_layout")) for x in "abc"}
         hot = hot_at(decided, problem, host(), options)
         blas = GEMV if problem.gemv else SMALL_GEMM if problem.small_gemm else 0
-        _publish_one(problem, decided, kernel, {**layouts, "symmetric": problem.symmetric, "gemv": blas, "hot_at": hot})
+        _publish_one(problem, decided, kernel, {**layouts, "symmetric": problem.symmetric, "blas": blas, "hot_at": hot})
         return
     # A kernel for one shape takes every A. Its plans for short and for long stacks come together: where one is
     # missing a more general plan would serve, and nobody would ask.
     for batch in (1, 1 << 40):
         other = plan(replace(problem, batch=batch), host(), options, (), (kernel.spec,))
-        layouts = {"a_layout": -1, "b_layout": ROW, "c_layout": ROW, "symmetric": -1, "gemv": -1}
+        layouts = {"a_layout": -1, "b_layout": ROW, "c_layout": ROW, "symmetric": -1, "blas": -1}
         _publish_one(problem, other, kernel, {**layouts, "exact": 1})
 
 

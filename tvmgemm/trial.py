@@ -68,7 +68,7 @@ class Kernel:
         products = {f"{side}_{end}": bound for side in Box.PRODUCTS for end, bound in (("lo", 0.0), ("hi", float("inf")))}
         plan = {
             "dtype": DTYPES[self.spec.dtype].native_id, "op": OPS.index(self.spec.op),
-            "a_layout": _ANY, "b_layout": _ANY, "c_layout": _ANY, "symmetric": _ANY, "gemv": _ANY,
+            "a_layout": _ANY, "b_layout": _ANY, "c_layout": _ANY, "symmetric": _ANY, "blas": _ANY,
             **sides, **products, "kernel": self.handle,
             "mc": self.blocks.mc, "nc": self.blocks.nc, "kc": self.blocks.kc, "tasks": self.tasks, "id": 0,
         }  # fmt: skip

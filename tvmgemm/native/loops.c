@@ -149,7 +149,7 @@ ALWAYS_INLINE bool canonicalise(char **args, const intptr_t *dims, const intptr_
     }
     /* NumPy does not join stacks: what is one product for us is many calls of BLAS there. */
     bool joined = p->batch != dims[TG_DIM_BATCH];
-    p->gemv = is_gemv(p, a, b) ? TG_GEMV : !joined && is_small_gemm(p, a, b) ? TG_SMALL_GEMM : 0;
+    p->blas = is_gemv(p, a, b) ? TG_GEMV : !joined && is_small_gemm(p, a, b) ? TG_SMALL_GEMM : 0;
     p->a_layout = layout_of(a);
     p->b_layout = layout_of(b);
     p->c_layout = c->cs == 1 ? TG_ROW : TG_STRIDED;

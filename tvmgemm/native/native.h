@@ -104,7 +104,7 @@ struct tg_kernel {
  * because every caller writes it while all read the rest. */
 typedef struct tg_entry {
     tg_plan plan;
-    uint32_t layout_mask, layout_value;   /* layouts, symmetric and gemv; mask 0: any will do */
+    uint32_t layout_mask, layout_value;   /* layouts, symmetric and blas; mask 0: any will do */
     struct tg_entry *next, *next_of_kernel, *next_of_dtype;   /* same hash, kernel, dtype */
     _Alignas(TG_CACHE_LINE) _Atomic int64_t calls;
 } tg_entry;

@@ -48,11 +48,11 @@ __attribute__((constructor)) static void survive_fork(void)
     pthread_atfork(lock_plans, unlock_plans, unlock_plans);
 }
 
-static inline uint32_t packed_layouts(int32_t a, int32_t b, int32_t c, int32_t symmetric, int32_t gemv)
+static inline uint32_t packed_layouts(int32_t a, int32_t b, int32_t c, int32_t symmetric, int32_t blas)
 {
     return (uint32_t)(a & 255) | (uint32_t)(b & 255) << 8 | (uint32_t)(c & 255) << 16
         | (uint32_t)(symmetric & 15) << 24
-        | (uint32_t)(gemv & 15) << 28;
+        | (uint32_t)(blas & 15) << 28;
 }
 
 /* As floating-point numbers: they may be beyond 2**63. */
@@ -103,7 +103,7 @@ tg_entry *tg_find(tg_thread *self, const tg_problem *p)
 {
     table *t = &tables[p->dtype][p->op];
     uint8_t *hint = &self->hint[p->dtype][p->op];
-    uint32_t layouts = packed_layouts(p->a_layout, p->b_layout, p->c_layout, p->symmetric, p->gemv);
+    uint32_t layouts = packed_layouts(p->a_layout, p->b_layout, p->c_layout, p->symmetric, p->blas);
     double n = (double)p->n, mn = (double)p->m * n;
     const products of = { mn, (double)p->k * n, mn * (double)p->k };
     tg_entry *entry;
@@ -150,9 +150,9 @@ static tg_entry *intern(const tg_plan *plan)
     entry->plan = *plan;
     entry->layout_mask = packed_layouts(plan->a_layout == ANY ? 0 : 255, plan->b_layout == ANY ? 0 : 255,
                                         plan->c_layout == ANY ? 0 : 255, plan->symmetric == ANY ? 0 : 255,
-                                        plan->gemv == ANY ? 0 : 255);
+                                        plan->blas == ANY ? 0 : 255);
     entry->layout_value = entry->layout_mask
-        & packed_layouts(plan->a_layout, plan->b_layout, plan->c_layout, plan->symmetric, plan->gemv);
+        & packed_layouts(plan->a_layout, plan->b_layout, plan->c_layout, plan->symmetric, plan->blas);
     entry->next = *bucket;
     entry->next_of_dtype = of_dtype[plan->dtype];
     of_dtype[plan->dtype] = entry;

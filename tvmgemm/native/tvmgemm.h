@@ -25,7 +25,7 @@ typedef struct {
     int32_t a_layout, b_layout, c_layout;
     int32_t transposed;   /* 1: computed as C^T = B^T.A^T; layouts, m and n here are those of that product */
     int32_t symmetric;    /* 1: B is A^T in the same buffer, so the product is symmetric */
-    int32_t gemv;         /* TG_GEMV, TG_SMALL_GEMM or 0 */
+    int32_t blas;         /* TG_GEMV, TG_SMALL_GEMM or 0 */
     int64_t m, n, k, batch;
 } tg_problem;
 
@@ -43,7 +43,7 @@ typedef struct tg_kernel tg_kernel;
 /* A published decision: every problem inside the box is served by this kernel with these block sizes. */
 typedef struct {
     int32_t dtype, op, a_layout, b_layout, c_layout;                  /* layouts: -1 = any */
-    int32_t symmetric, gemv;                                          /* -1 = any */
+    int32_t symmetric, blas;                                          /* -1 = any */
     int32_t exact;                    /* 1: for one small shape (TG_SMALL), looked up before all boxes */
     int64_t m_lo, m_hi, n_lo, n_hi, k_lo, k_hi, batch_lo, batch_hi;   /* inclusive */
     double mn_lo, mn_hi, kn_lo, kn_hi, work_lo, work_hi;              /* inclusive bounds on m*n, k*n, m*n*k */

@@ -18,7 +18,7 @@ from .suite import Suite
 #: The suites of the page, in its order: those with targets, and what calls and starting cost.
 SUITES = (
     "squares", "odd", "small", "calls", "stacks", "layers", "transformer", "vectors", "skinny", "strided", "symmetric",
-    "stream", "dtypes", "startup",
+    "stream", "dtypes", "choices", "startup",
 )  # fmt: skip
 
 #: Behind a ratio: NumPy's own loop served the call, because ours declined it.

@@ -102,6 +102,16 @@ def _symmetric(dtype: str, extent: str) -> Iterator[Case]:
         yield Case((m, k), (k, m), a_layout="F", mirrored=True)
 
 
+def _choices(dtype: str, extent: str) -> Iterator[Case]:
+    """All of them in each extent: they are short."""
+    kind = next(kind for kind in reversed(shapes.CHOICES) if kind in dtype)
+    densities = (0.33, 0.75, 1.0) if kind == "bool" else (0.5,)
+    for (m, n, k), a_layout, b_layout in shapes.CHOICES[kind]:
+        for density in densities:
+            note = f"{100 * density:g} % true" if kind == "bool" else ""
+            yield Case((m, k), (k, n), a_layout, b_layout, note=note, density=density)
+
+
 # fmt: off
 SUITES: dict[str, Suite] = {suite.name: suite for suite in (
     Suite("squares", "square products, 256 to 4096", _squares, BLAS, mean=1.05),
@@ -120,6 +130,8 @@ SUITES: dict[str, Suite] = {suite.name: suite for suite in (
           unit="ms", measure=stream.measure),
     Suite("dtypes", "other element types, by themselves and in mixtures", dtypes.cases,
           {"numpy": 1.0, "mkl": 1.0, "torch": 1.0}, dtypes=dtypes.NAMES, threads=(1,)),
+    Suite("choices", "what decided single rules of the planner, and products known to be behind", _choices,
+          dtypes=("float32", "float64", "complex64", "complex128", "int8", "int32", "int64", "bool", "bfloat16-float32"), threads=(1,)),
     Suite("startup", "import and first call, in processes of their own", startup.cases, dtypes=("float32",),
           threads=(1,), unit="ms", measure=startup.measure, view=startup.VIEW),
     Suite("family", "every member of the family by classes of shapes, and the planner's choice among them",

@@ -100,7 +100,7 @@ def test_every_suite_has_cases_and_known_names(suite):
 def test_the_suites_of_the_project():
     assert list(SUITES) == [
         "squares", "odd", "small", "calls", "stacks", "layers", "transformer", "vectors", "skinny", "strided",
-        "symmetric", "stream", "dtypes", "startup", "family", "ladder",
+        "symmetric", "stream", "dtypes", "choices", "startup", "family", "ladder",
     ]  # fmt: skip
     assert [case.peak for case in SUITES["squares"].cases("float32", "usual") if case.peak] == [0.92]
     assert [case.targets["numpy"] for case in SUITES["stacks"].cases("float32", "usual")][:5] == [4, 3, 2, 1.3, 1.1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from equivalence import FLOATS
 from hypothesis import strategies as st
 
@@ -43,6 +45,13 @@ HOSTS = {
 sizes = st.one_of(
     st.integers(0, 40), st.integers(0, 3000), st.integers(0, 2**40), st.sampled_from([2**31, 2**62])
 )
+
+
+def of_blas(problem: Problem) -> Problem:
+    """The problem as the inner loop can give it out: BLAS takes no operand with gaps."""
+    return replace(problem, small_gemm=problem.small_gemm and GAPS not in (problem.a_layout, problem.b_layout))
+
+
 problems = st.builds(
     Problem,
     dtype=st.sampled_from(FLOATS),
@@ -58,7 +67,7 @@ problems = st.builds(
     symmetric=st.booleans(),
     gemv=st.booleans(),
     small_gemm=st.booleans(),
-)
+).map(of_blas)
 hosts = st.one_of(
     st.sampled_from(list(HOSTS.values())),
     st.builds(

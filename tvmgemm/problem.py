@@ -96,8 +96,9 @@ class Problem:
     a column-major C is computed as C^T = B^T.A^T, which ``transposed`` records (A, B, m and n are already swapped). So are
     few rows times a large column-major B, with a ``"strided"`` C.
     ``symmetric``: A and B are one buffer and B = A^T. ``gemv``: m or n is 1 and the strides are such that NumPy has BLAS
-    compute it, if BLAS knows the dtype; otherwise it runs a plain loop. ``small_gemm``: BLAS takes it as it is, m and n
-    are not 1, and m.n.k is so small that OpenBLAS may have other kernels for it (float32 and float64).
+    compute it, if BLAS knows the dtype; otherwise it runs a plain loop. ``small_gemm``: BLAS takes both operands
+    as they are (neither is ``"strided"``), m and n are not 1, and m.n.k is so small that OpenBLAS may have other kernels
+    for it (float32 and float64).
     """
 
     dtype: str

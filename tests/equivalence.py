@@ -51,6 +51,11 @@ NEEDS_KERNELS = pytest.mark.skipif(not RUNNABLE, reason="no kernels for this CPU
 
 every_dtype = pytest.mark.parametrize("dtype", FLOATS)
 every_isa = pytest.mark.parametrize("isa", RUNNABLE)
+#: For tests that need many kernels: the oldest instruction set has the code of the next one with shorter vectors, and is left to
+#: the slow tests where there is a next.
+newer_isas = pytest.mark.parametrize(
+    "isa", RUNNABLE if len(RUNNABLE) < 2 else [pytest.param(RUNNABLE[0], marks=pytest.mark.slow), *RUNNABLE[1:]]
+)
 one_and_two_threads = pytest.mark.parametrize("threads", [1, 2])
 
 

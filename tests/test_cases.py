@@ -315,8 +315,10 @@ CASES = [
 # fmt: on
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.source}-{case.dtypes[0]}")
+#: On the oldest instruction set with the slow tests, where there is another.
 forced_cases = pytest.mark.parametrize(
-    "case, isa", [pytest.param(case, isa, id=f"{isa}-{case.source}-{case.dtypes[0]}")
+    "case, isa", [pytest.param(case, isa, id=f"{isa}-{case.source}-{case.dtypes[0]}",
+                               marks=pytest.mark.slow if isa in RUNNABLE[:-1][:1] else ())
                   for case in CASES for isa in RUNNABLE if case.ours(isa)],
 )  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")

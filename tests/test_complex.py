@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 from arrays import LAYOUTS, arranged
-from equivalence import FORCED, RUNNABLE, planned, served_by_us
+from equivalence import FORCED, RUNNABLE, newer_isas, planned, served_by_us
 from references import assert_right, numbers
 
 import tvmgemm
@@ -21,7 +21,7 @@ SHAPES = [(1, 1, 1), (3, 5, 2), (9, 7, 33), (13, 50, 20), (37, 29, 61)]
 
 
 @every_dtype
-@pytest.mark.parametrize("isa", [*(pytest.param(isa, marks=pytest.mark.slow) for isa in RUNNABLE[:1]), *RUNNABLE[1:]])
+@newer_isas
 @pytest.mark.parametrize("threads, packing", [(1, "ab"), (2, "ab"), (1, "b"), (1, None)])
 def test_layouts_and_edges(dtype, isa, threads, packing):
     """Small blocks, so that small operands run through every loop."""

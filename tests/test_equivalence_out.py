@@ -15,6 +15,7 @@ from equivalence import (
     fill,
     lay_out,
     layouts,
+    newer_isas,
     one_and_two_threads,
     planned,
     product,
@@ -146,7 +147,7 @@ scalars = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, 0.5, -4.0])
 
 
 @every_dtype
-@every_isa
+@newer_isas
 @given(
     shape=shapes(200_000), a=layouts(2), b=layouts(2), c=layouts(2, output=True), seed=seeds,
     alpha=scalars, beta=scalars, blocks=blockings, threads=st.sampled_from([1, 2]),

@@ -8,6 +8,7 @@ part, with exactly the work space that they ask for.
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import multiprocessing
 import re
@@ -45,6 +46,16 @@ SPECS = [
 SPECS += [spec_of(isa, dtype, "matmul", packing, "") for isa, dtype in FLOAT_TILES for packing in ("a", "b")]
 
 
+def marked(specs: list[KernelSpec]) -> list:
+    """Slow: gemm in place by tasks, which has the loops of matmul and the writing of one task's gemm, and the rarer tasks of the
+    oldest instruction set."""
+
+    def is_slow(s: KernelSpec) -> bool:
+        return bool(s.parallel) and ((s.op, s.packing) == ("gemm", "none") or (s.isa == "x86-64-v2" and s.parallel != "ic"))
+
+    return [pytest.param(s, marks=pytest.mark.slow if is_slow(s) else (), id=s.name) for s in specs]
+
+
 @dataclass(frozen=True)
 class Compiled:
     """An object file's bytes, and its assembly for matmul kernels."""
@@ -57,21 +68,30 @@ def compiled(spec: KernelSpec, path: str) -> Compiled:
     """Runs in a worker process."""
     from tvmgemm.family import codegen
 
-    codegen.compile_object(spec, path)
+    module = codegen.compile_module(spec)
+    module.write_to_file(path, "o")
     with open(path, "rb") as file:
-        return Compiled(file.read(), codegen.assembly(spec) if spec.op == "matmul" else "")
+        return Compiled(file.read(), module.inspect_source("s") if spec.op == "matmul" else "")
 
 
 @pytest.fixture(scope="module")
-def compile_of(tmp_path_factory):
-    """``compile_of(spec)``: its Compiled. All are compiled in two processes from the first use on."""
+def compile_of(request, tmp_path_factory):
+    """``compile_of(spec)``: its Compiled. Those that are parameters of this file's tests are compiled in two processes from the
+    first use on."""
     folder = tmp_path_factory.mktemp("objects")
+    parameters = [item.callspec.params for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        futures = {spec: pool.submit(compiled, spec, str(folder / f"{spec.name}.o")) for spec in SPECS}
-        yield lambda spec: futures[spec].result(timeout=300)
+
+        @functools.cache
+        def submit(spec: KernelSpec):
+            return pool.submit(compiled, spec, str(folder / f"{spec.name}.o"))
+
+        for spec in [each["spec"] for each in parameters if "spec" in each]:
+            submit(spec)
+        yield lambda spec: submit(spec).result(timeout=300)
 
 
-every_spec = pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+every_spec = pytest.mark.parametrize("spec", marked(SPECS))
 
 
 def symbols(elf: bytes) -> tuple[set[str], set[str]]:
@@ -122,8 +142,7 @@ def vectors_of(spec: KernelSpec) -> int:
 
 @pytest.mark.parametrize(
     "spec",
-    [spec for spec in SPECS if spec.op == "matmul" and spec.packing == "ab"],
-    ids=lambda s: s.name,
+    marked([spec for spec in SPECS if spec.op == "matmul" and spec.packing == "ab"]),
 )
 def test_the_inner_loop_stays_in_registers(compile_of, spec):
     """Between two multiply-adds nothing goes to the stack: no accumulator, no pointer, no stride. (Kernels that read in
@@ -251,7 +270,7 @@ class Guarded:
 RUN = [spec for spec in SPECS if spec.isa in RUNNABLE and (spec.op == "matmul" or spec.packing == "ab")]
 
 
-@pytest.mark.parametrize("spec", RUN, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", marked(RUN))
 def test_kernels_keep_to_their_workspace(compile_of, spec, tmp_path):
     """Right results for a stack of two, with work space of exactly the size that is asked for, whatever blocks
     and number of tasks.

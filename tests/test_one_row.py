@@ -16,6 +16,7 @@ from equivalence import (
     fill,
     lay_out,
     multiply,
+    newer_isas,
     planned,
     row_major,
     served_by_us,
@@ -30,7 +31,6 @@ from tvmgemm.problem import DTYPES
 pytestmark = pytest.mark.skipif(not RUNNABLE, reason="no kernels for this CPU")
 
 every_dtype = pytest.mark.parametrize("dtype", FLOATS)
-every_isa = pytest.mark.parametrize("isa", RUNNABLE)
 
 #: Rows of B and of C lie apart.
 APART = Layout((0, 1), (1, 1), (0, 3), start=5)
@@ -64,7 +64,7 @@ def check(n: int, k: int, dtype: str, a_layout: Layout, blocks: tuple[int, int, 
 
 
 @every_dtype
-@every_isa
+@newer_isas
 def test_every_edge(dtype, isa):
     """Whole vectors and a last one under a mask, one block of k and several, passes of several rows of B and of one."""
     size = DTYPES[dtype].c_size
@@ -77,7 +77,7 @@ def test_every_edge(dtype, isa):
 
 
 @every_dtype
-@every_isa
+@newer_isas
 def test_a_b_from_memory(dtype, isa):
     """The rows after those in use are asked for; more sums at once."""
     size = DTYPES[dtype].c_size
@@ -138,7 +138,7 @@ def assert_same_parts(x, y) -> None:
 
 @pytest.mark.parametrize("m", [1, 2, 3, 8, WIDE_ROWS])
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
-@every_isa
+@newer_isas
 def test_few_rows_of_complex_numbers(dtype, isa, m):
     """Of a B from far: pairs of rows and an odd one, whole vectors and a last one under a mask, several blocks of k, two tasks."""
     rng, n = np.random.default_rng(m), 2 * UNBLOCKED_TILES[isa, dtype][1] + m

@@ -10,7 +10,6 @@ from direct_kernels import Kernels
 from equivalence import (
     FLOATS,
     FORCED,
-    RUNNABLE,
     Layout,
     assert_close,
     assert_same_bits,
@@ -18,6 +17,7 @@ from equivalence import (
     fill,
     lay_out,
     multiply,
+    newer_isas,
     planned,
     row_major,
     served_by_us,
@@ -34,7 +34,6 @@ from tvmgemm.problem import DTYPES
 from tvmgemm.spec import KernelSpec
 
 every_dtype = pytest.mark.parametrize("dtype", FLOATS)
-every_isa = pytest.mark.parametrize("isa", RUNNABLE)
 
 #: A kc that cuts most of the k below into blocks.
 BLOCKS = (1, 1, 32)
@@ -56,7 +55,7 @@ def operands(m: int, n: int, k: int, dtype: str, a_layout: Layout, seed: int = 0
 
 
 @every_dtype
-@every_isa
+@newer_isas
 def test_every_tile(dtype, isa):
     """Each width, with a full and with a masked vector at its end, meets each height; the bits are those of a packed
     kernel."""
@@ -77,7 +76,7 @@ def test_every_tile(dtype, isa):
 
 
 @every_dtype
-@every_isa
+@newer_isas
 def test_rows_of_a_that_meet_in_a_set_of_l1(dtype, isa):
     """Rows a multiple of 4 KiB apart: tiles have fewer of them, and the bits are those of rows that lie side by side."""
     apart, lanes = WAY // DTYPES[dtype].itemsize, lanes_of(isa, dtype)
@@ -95,7 +94,7 @@ def test_rows_of_a_that_meet_in_a_set_of_l1(dtype, isa):
 
 
 @every_dtype
-@every_isa
+@newer_isas
 def test_blocks_of_k_side_by_side(dtype, isa):
     """Few rows no wider than a vector: as many blocks of k at once as there are, the last of them whole or not; the bits are
     those of one after the other."""
@@ -112,7 +111,7 @@ def test_blocks_of_k_side_by_side(dtype, isa):
 
 
 @every_dtype
-@every_isa
+@newer_isas
 def test_rows_in_pairs(dtype, isa):
     """C of few columns, by itself and beside whole vectors; the bits are those of a packed kernel, and nothing is written or
     multiplied that is not there."""
@@ -171,7 +170,7 @@ def test_scaled(dtype):
 
 
 @every_dtype
-@every_isa
+@newer_isas
 def test_infinities_and_nans_stay_where_they_are(dtype, isa):
     """What lies beside the edges is never multiplied by them: no warning, no NaN of our making."""
     for m, n in [(3, 3), (9, 2), (9, 3), (9, 5), (7, 21), (13, 70)]:
@@ -250,7 +249,7 @@ OTHER_LAYOUTS = {
 
 
 @every_dtype
-@every_isa
+@newer_isas
 @pytest.mark.parametrize("layout", OTHER_LAYOUTS)
 def test_b_without_contiguous_rows_is_copied(dtype, isa, layout):
     """One after the other and shared out; the bits are those of a packed kernel."""
@@ -270,7 +269,7 @@ def test_b_without_contiguous_rows_is_copied(dtype, isa, layout):
 
 
 @every_dtype
-@every_isa
+@newer_isas
 @pytest.mark.parametrize("parallel", ["", "ic", "jc"])
 def test_the_copy_stays_within_its_memory(kernels, dtype, isa, parallel):
     spec = unblocked_member(dtype, isa, "b", parallel=parallel)
@@ -284,7 +283,7 @@ def test_the_copy_stays_within_its_memory(kernels, dtype, isa, parallel):
 
 
 @every_dtype
-@every_isa
+@newer_isas
 @pytest.mark.parametrize("layout", ["dense", "gaps", "backwards", "one B", "one row"])
 def test_stacks_whose_next_product_is_prefetched(dtype, isa, layout):
     """Of the sizes for which that is done, whatever lies where a dense matrix would go on: each product has the bits that it

@@ -34,6 +34,15 @@ def load(line: Callable[[int, int], Any], lanes: int, step: int, parts: int = 1)
     return tirx.Shuffle([T.bind(x) for x in vectors], [e * parts + part for e in order for part in range(parts)])
 
 
+def inside(vectors: Vectors, valid, step: int, parts: int = 1) -> dict[int, Any]:
+    """By the offset of each line that ``load`` asks for: the mask of what lies between the first and the last of ``valid`` numbers."""
+    lanes = vectors.lanes
+    if step < 0:
+        return {parts - lanes: vectors.mask_from("outside", const(lanes) - valid)}
+    extent = valid * const(2) - const(parts)
+    return {offset: vectors.mask("inside", extent - const(offset)) for offset in (0, lanes - parts)}
+
+
 def _int(value: int):
     return tirx.const(value, "int32")
 

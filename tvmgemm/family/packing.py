@@ -159,8 +159,8 @@ class _Panel:
 
     def copy(self, step: int = 1) -> None:
         """The operand's own dimension has this stride: rows of the panel lie close together in the source."""
-        rest = self._copy_masked if self.isa.masks and step == 1 else self.gather
-        if self.width % self.lanes and self.isa.masks and step == 1:
+        rest = partial(self._copy_masked, step) if self.isa.masks else self.gather
+        if self.width % self.lanes and self.isa.masks:
             rest()
         else:
             emit.branch(self.valid >= const(self.width), lambda: self._copy_full(step), rest)
@@ -201,24 +201,39 @@ class _Panel:
 
     def _line(self, k, number: int, offset: int, count: int):
         """``count`` numbers as they lie in memory, from ``offset`` behind that number of the panel at index k on."""
-        element, part = divmod(number, self.parts)
-        line = self.operand.any if self.parts > 1 else self.operand.any.in_line()
-        at = (emit.tirx.truncdiv(self.base, const(self.parts)) + const(element), k, const(part + offset))
+        line, at = self._in_line(k, number, offset)
         return line.get_vector(count, *at) if count > 1 else line.get(*at)
 
-    def _copy_masked(self) -> None:
+    def _in_line(self, k, number: int, offset: int) -> tuple[View, tuple]:
+        """Where ``_line`` begins: a view of consecutive numbers, and indices in it."""
+        element, part = divmod(number, self.parts)
+        line = self.operand.any if self.parts > 1 else self.operand.any.in_line()
+        return line, (emit.tirx.truncdiv(self.base, const(self.parts)) + const(element), k, const(part + offset))
+
+    def _copy_masked(self, step: int) -> None:
         lanes, source = self.lanes, self.operand.unit_e
         limit = emit.minimum(self.valid, const(self.width))
         chunks = range(0, self.width, lanes)
         memory = self.elements.memory(self.operand.name)
-        masks = [memory.mask(f"inside{c}", limit - const(c)) for c in chunks]
         outside = 0 if self.zero_padded else self.elements.outside(self.operand.name)
+        if step == 1:
+            masks = [{0: memory.mask(f"inside{c}", limit - const(c))} for c in chunks]
+        else:
+            masks = [gapped.inside(memory, limit - const(c), step, self.parts) for c in chunks]
+
+        def vector(k, c: int, inside: dict):
+            if step == 1:
+                return memory.masked_load(source.address(k, self.base + const(c)), inside[0], outside)
+
+            def line(offset: int, _count: int):
+                view, at = self._in_line(k, c, offset)
+                return memory.masked_load(view.address(*at), inside[offset], outside)
+
+            return gapped.load(line, lanes, step, self.parts)
+
         with self._whole_steps() as (p, k):
-            for c, mask in zip(chunks, masks):
-                value = self._joined(
-                    lanes,
-                    lambda q: memory.masked_load(source.address(k + const(q), self.base + const(c)), mask, outside),
-                )
+            for c, inside in zip(chunks, masks):
+                value = self._joined(lanes, lambda q: vector(k + const(q), c, inside))  # noqa: B023
                 # Past the panel's own width this writes the next row, which is packed after this one.
                 self.panels.set_vector(value, lanes, self.panel, p, const(c))
 

@@ -108,7 +108,16 @@ class Vectors:
         compare.
         """
         limit = let(name, tirx.Cast("int32", minimum(maximum(limit, const(0)), const(self.lanes))))
-        return T.ramp(tirx.const(0, "int32"), tirx.const(1, "int32"), self.lanes) < T.broadcast(limit, self.lanes)
+        return self._numbers < T.broadcast(limit, self.lanes)
+
+    def mask_from(self, name: str, first):
+        """Lanes from ``first`` on, likewise."""
+        first = let(name, tirx.Cast("int32", minimum(maximum(first, const(0)), const(self.lanes))))
+        return self._numbers >= T.broadcast(first, self.lanes)
+
+    @property
+    def _numbers(self):
+        return T.ramp(tirx.const(0, "int32"), tirx.const(1, "int32"), self.lanes)
 
     def masked_load(self, address, mask, otherwise: float | None = None):
         """Load; memory outside the mask is not touched, those lanes hold ``otherwise``, or a quiet NaN (0 of

@@ -13,6 +13,8 @@ Kernels are built when first needed and kept on disk; importing this package nei
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .frontend import gemm, matmul
 from .patching import is_patched, patch_numpy, patched, unpatch_numpy
 from .settings import options
@@ -36,18 +38,22 @@ __all__ = [
     "unpatch_numpy",
 ]
 
+if TYPE_CHECKING:
+    from .explanation import explain
+    from .statistics import release_scratch, reset_stats, stats
+else:
 
-def __getattr__(name: str):
-    if name in _LAZY:
-        from importlib import import_module
+    def __getattr__(name: str) -> object:
+        if name in _LAZY:
+            from importlib import import_module
 
-        from .forks import importing
+            from .forks import importing
 
-        with importing:
-            value = getattr(import_module(_LAZY[name], __name__), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            with importing:
+                value = getattr(import_module(_LAZY[name], __name__), name)
+            globals()[name] = value
+            return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -69,6 +69,7 @@ def _announce(options: settings.Options) -> None:
     global _announced
     _announced = True
     for spec in _shapes(options.cache_dir):
+        assert spec.shape is not None
         m, n, k = spec.shape
         if shape_spec(Problem(spec.dtype, m, n, k), host(), options) == spec:
             lib.tg_set_served(DTYPES[spec.dtype].native_id, m, n, k, HOT_PRODUCTS - 1)
@@ -86,8 +87,9 @@ def on_hot(native_problem) -> bool:
             if not _announced:
                 _announce(options)
             return decide(problem)[0].spec == spec
-        busy = spec is None or kernels.is_settled_or_under_way(spec)
-        if not busy and options.jit != "off" and _shapes_built < MOST_SHAPES_BUILT:
+        if spec is None or kernels.is_settled_or_under_way(spec):
+            return False
+        if options.jit != "off" and _shapes_built < MOST_SHAPES_BUILT:
             _shapes_built += 1
             _hot[spec] = problem
             log.info("%s is hot: %s is being built in the background", _described(problem), spec.name)
@@ -121,15 +123,16 @@ def decide(problem: Problem) -> tuple[Plan, Kernel | None]:
             _announce(options)
             shapes = _shapes(options.cache_dir)
             wanted = plan(problem, host(), options, tuned(options), shapes)
-        if wanted.served and wanted.spec.shape and wanted.spec not in kernels.loaded and not kernels.load_from_store(wanted.spec):
-            shapes.discard(wanted.spec)  # nobody waits for such a kernel
+        spec = wanted.spec
+        if spec is not None and spec.shape and spec not in kernels.loaded and not kernels.load_from_store(spec):
+            shapes.discard(spec)  # nobody waits for such a kernel
             wanted = plan(problem, host(), options, tuned(options), shapes)
-        kernel, missing = _kernel(wanted.spec, options) if wanted.served else (None, None)
+        kernel, missing = _kernel(wanted.spec, options) if wanted.spec is not None else (None, None)
         _publish(problem, wanted, kernel)
     if wanted.refused:
         log.warn_once(wanted.reason, f"{_described(problem)}: {wanted.reason}")
     if log.enabled():
-        serves = wanted.spec.name if kernel else "NumPy"
+        serves = kernel.spec.name if kernel else "NumPy"
         log.info("%s: %s serves (%s)", _described(problem), serves, missing or wanted.reason)
     return wanted, kernel
 
@@ -203,8 +206,8 @@ def _on_change(options: settings.Options) -> None:
 
 def _after_fork() -> None:
     kernels.after_fork()
-    for spec in _hot:  # they are built in the parent: count again
-        lib.tg_set_served(DTYPES[spec.dtype].native_id, *spec.shape, 0)
+    for p in _hot.values():  # they are built in the parent: count again
+        lib.tg_set_served(DTYPES[p.dtype].native_id, p.m, p.n, p.k, 0)
     _hot.clear()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
 
 from . import dispatch, kernels
 from ._native import ffi, lib
@@ -56,7 +57,7 @@ class Explanation:
         return f"specialised for {'x'.join(map(str, self.shape))}" if self.shape else self.variant
 
     def __str__(self) -> str:
-        lines = [("served by", f"tvmgemm, {self._what}" if self.served else "NumPy's own loop"), ("because", self.reason)]
+        lines: list[tuple[str, str | None]] = [("served by", f"tvmgemm, {self._what}" if self.served else "NumPy's own loop"), ("because", self.reason)]
         p = self.problem
         if p is not None:
             stack = f"{p.batch} x " if p.batch != 1 else ""
@@ -74,7 +75,7 @@ class Explanation:
         return "\n".join(f"{name:>13}: {text}" for name, text in lines)
 
 
-def explain(a, b, dtype=None) -> Explanation:
+def explain(a: ArrayLike, b: ArrayLike, dtype: DTypeLike | None = None) -> Explanation:
     """What ``tvmgemm.matmul(a, b, dtype=dtype)`` (and, patched, ``a @ b``) does, without computing the product.
 
     Takes what matmul takes and raises what it raises. A kernel that the call needs is fetched or built, as by the call.
@@ -88,8 +89,8 @@ def explain(a, b, dtype=None) -> Explanation:
     (True, 'B3A2C0', 'float32')
     """
     a, b = np.asanyarray(a), np.asanyarray(b)
-    signature = {} if dtype is None else {"signature": (None, None, np.dtype(dtype))}
-    elements = matmul.resolve_dtypes((a.dtype, b.dtype, None), **signature)
+    output = None if dtype is None else np.dtype(dtype)
+    elements = matmul.resolve_dtypes((a.dtype, b.dtype, None), signature=(None, None, output))
     name = next((d.name for d in DTYPES.values() if (d.a, d.b, d.c) == tuple(x.name for x in elements)), None)
     if name is None:
         kind = elements[2].name
@@ -128,11 +129,11 @@ def _probed(a, b, dtype):
 
 
 def _explanation(decided: Plan, kernel, problem: Problem, calls: int, loaded: set) -> Explanation:
-    if kernel is None:
-        missing = kernels.why_missing(decided.spec) if decided.served else None
+    spec, blocks = decided.spec, decided.blocks
+    if kernel is None or spec is None or blocks is None:
+        missing = kernels.why_missing(spec) if spec is not None else None
         reason = f"{decided.reason}; but {missing}" if missing else decided.reason
         return Explanation(False, reason, problem.dtype, problem, calls, tuned=decided.tuned)
-    spec, blocks = decided.spec, decided.blocks
     return Explanation(
         True,
         decided.reason,

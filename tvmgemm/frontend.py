@@ -11,6 +11,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -128,7 +129,12 @@ _check_interpreter()
 
 #: NumPy's ufunc, which also the ``@`` operator calls: kept, because a program may rebind the name np.matmul.
 numpys_matmul = _numpys_matmul()
-matmul = _make_matmul(numpys_matmul)
+if TYPE_CHECKING:
+    matmul = np.matmul  # the same signature
+else:
+    matmul = _make_matmul(numpys_matmul)
+
+_Result = TypeVar("_Result", bound=np.ndarray)
 
 #: The native number of a dtype of gemm.
 _NATIVE = {
@@ -139,8 +145,8 @@ _NATIVE = {
 
 
 def gemm(
-    a: np.ndarray, b: np.ndarray, c: np.ndarray, alpha: complex = 1, beta: complex = 1
-) -> np.ndarray:
+    a: np.ndarray, b: np.ndarray, c: _Result, alpha: complex | np.number = 1, beta: complex | np.number = 1
+) -> _Result:
     """Compute ``C = alpha * A @ B + beta * C`` in place and return ``c``.
 
     Parameters

@@ -82,7 +82,7 @@ class Host:
             ours = ours[: ours.index(ISAS[cap]) + 1]
         usable = [isa for isa in ours if isa.requires <= self.features and (isa.name, dtype) in TILES]
         usable = [isa for isa in usable if arithmetic is None or arithmetic in WAYS[isa.name][dtype]]
-        while arithmetic is None and len(usable) > 1 and adds_nothing(*usable[-2:], dtype):
+        while arithmetic is None and len(usable) > 1 and adds_nothing(usable[-2], usable[-1], dtype):
             usable.pop()
         return usable[-1] if usable else None
 

@@ -49,7 +49,12 @@ class Kind:
     @property
     def one_thread(self) -> bool:
         """Whether nothing is shared out."""
-        return self.options.num_threads == 1
+        return self.threads == 1
+
+    @property
+    def threads(self) -> int:
+        """The number of threads that products may use."""
+        return self.options.num_threads or self.host.cores
 
     # ---- what the layouts allow ----------------------------------------------------------------------------------------
 
@@ -133,4 +138,4 @@ class Kind:
         reach = 4.0 * self.l2_block
         if self.one_thread:
             return reach
-        return max(reach, min(self.options.num_threads * reach, self.host.cache(3).bytes / 4 / self.itemsize))
+        return max(reach, min(self.threads * reach, self.host.cache(3).bytes / 4 / self.itemsize))

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from . import sharing
 from .blocking import BlockSizes, blocks_of
-from .boxes import STACK, Box, Rule
+from .boxes import STACK, Box, Limits, Rule
 from .family.arithmetic import WAYS
 from .family.isa import Isa
 from .family.members import member, shape_member, unblocked_member
 from .family.tiles import IN_PLACE, LARGEST_SHAPE, PACKED, SLENDER, TILES, TINY, UNBLOCKED, UNBLOCKED_TILES
 from .family.validity import check, unsuitable
-from .family.variants import VARIANTS
+from .family.variants import VARIANTS, Variant
 from .host import Host
 from .kinds import BLAS, DEFAULT_VARIANT
 from .problem import Problem
@@ -101,12 +101,12 @@ def plan(
         if widest is not None:
             return Plan(None, None, 1, Box(), f"no kernels for {problem.dtype} on {widest.name}")
         return Plan(None, None, 1, Box(), f"no kernels exist for this CPU ({host.arch}, {options.max_isa or 'any level'})")
-    options = replace(options, num_threads=options.num_threads or host.cores)
+    threads = options.num_threads or host.cores
     spec = shape_spec(problem, host, options)
-    if spec in shapes:
-        return _shape_plan(spec, problem, host, options)
+    if spec is not None and spec in shapes:
+        return _shape_plan(spec, problem, host, threads)
     passed: list[Box] = []
-    for box, entry in [] if forced(options) else _measured(tuned, problem, isa, options):
+    for box, entry in [] if forced(options) else _measured(tuned, problem, isa, threads):
         if box.holds(problem):
             return Plan(entry.spec, entry.blocks(host), entry.tasks, box.beside(passed, problem), entry.reason, tuned=True)
         passed.append(box)
@@ -134,33 +134,33 @@ def shape_spec(problem: Problem, host: Host, options: Options) -> KernelSpec | N
     return spec if unsuitable(spec, problem) is None else None
 
 
-def _shape_plan(spec: KernelSpec, problem: Problem, host: Host, options: Options) -> Plan:
+def _shape_plan(spec: KernelSpec, problem: Problem, host: Host, threads: int) -> Plan:
     """The Plan of a kernel for one shape: for stacks too short to be shared out, or for the others."""
-    length = max(math.ceil(sharing.PARALLEL_WORK / max(problem.work, 4.0**3)), 4 * options.num_threads)
-    shared = options.num_threads > 1 and problem.batch >= length
-    sides = {side: (getattr(problem, side),) * 2 for side in ("m", "n", "k")}
-    if options.num_threads > 1:
+    length = max(math.ceil(sharing.PARALLEL_WORK / max(problem.work, 4.0**3)), 4 * threads)
+    shared = threads > 1 and problem.batch >= length
+    sides: Limits = {side: (getattr(problem, side),) * 2 for side in ("m", "n", "k")}
+    if threads > 1:
         sides["batch"] = (length, math.inf) if shared else (0, length - 1)
     why = f"{problem.m}x{problem.n}x{problem.k} has a kernel for this shape alone"
     why += f"; a stack of at least {length} shared out" if shared else ""
     box = Box()
     for side, bounds in sides.items():
         box = box.clipped(side, *bounds)
-    tasks = options.num_threads if shared else 1
-    return Plan(spec, blocks_of(spec, host), tasks, box, why, shares_stack=shared)
+    return Plan(spec, blocks_of(spec, host), threads if shared else 1, box, why, shares_stack=shared)
 
 
 def hot_at(decided: Plan, problem: Problem, host: Host, options: Options) -> int:
     """The number of products of one small shape, served by this plan for problems of these layouts, at which a kernel for
     the shape alone is worth while; 0 if it never is."""
-    smallest = replace(problem, m=decided.box.m[0] or 1, n=decided.box.n[0] or 1, k=decided.box.k[0] or 1)
+    m, n, k = (max(1, int(low)) for low, _ in (decided.box.m, decided.box.n, decided.box.k))
+    smallest = replace(problem, m=m, n=n, k=k)
     small = all(getattr(smallest, side) <= LARGEST_SHAPE for side in ("m", "n", "k"))
     return HOT_PRODUCTS if small and shape_spec(replace(smallest, m=1, n=1, k=1), host, options) else 0
 
 
-def _measured(tuned: Sequence[Tuned], problem: Problem, isa: Isa, options: Options) -> list[tuple[Box, Tuned]]:
+def _measured(tuned: Sequence[Tuned], problem: Problem, isa: Isa, threads: int) -> list[tuple[Box, Tuned]]:
     """The boxes that measurements decide, first match first: what was measured itself, then what is near it."""
-    fitting = [entry for entry in tuned if entry.applies(problem, isa.name, options.num_threads)]
+    fitting = [entry for entry in tuned if entry.applies(problem, isa.name, threads)]
     return [*((entry.point, entry) for entry in fitting), *((entry.box, entry) for entry in fitting)]
 
 
@@ -169,7 +169,7 @@ def _decision(rule: Rule, box: Box, problem: Problem, isa: Isa, host: Host, opti
     if rule.variant is None:
         return Plan(None, None, 1, box, rule.reason)
     try:
-        spec = _spec(rule, problem, isa, options)
+        spec = _spec(rule, VARIANTS[rule.variant], problem, isa, options)
         check(spec)
         objection = unsuitable(spec, problem)
     except ValueError as error:
@@ -179,8 +179,7 @@ def _decision(rule: Rule, box: Box, problem: Problem, isa: Isa, host: Host, opti
     return Plan(spec, blocks_of(spec, host), rule.tasks, box, rule.reason, shares_stack=rule.parallel == STACK)
 
 
-def _spec(rule: Rule, problem: Problem, isa: Isa, options: Options) -> KernelSpec:
-    variant = VARIANTS[rule.variant]
+def _spec(rule: Rule, variant: Variant, problem: Problem, isa: Isa, options: Options) -> KernelSpec:
     parallel = "" if rule.parallel == STACK else rule.parallel  # the loop over a stack is not the kernel's to share
     if rule.tile is UNBLOCKED:
         return unblocked_member(problem.dtype, isa.name, rule.packing, op=problem.op, parallel=parallel)
@@ -189,7 +188,8 @@ def _spec(rule: Rule, problem: Problem, isa: Isa, options: Options) -> KernelSpe
         raise ValueError(f"{variant.name}: {problem.dtype} has the variants with C in registers")
     tile = None if options.arithmetic else tiles[variant.resident][rule.tile]
     if options.microkernel is not None:
-        tile = tuple(map(int, options.microkernel.split("x")))
+        rows, columns = options.microkernel.split("x")
+        tile = int(rows), int(columns)
     packing = rule.packing if options.packing is None else options.packing
     if packing != rule.packing and problem.dtype not in BLAS and options.microkernel is None:
         tile = None  # another arithmetic may have other lanes
@@ -206,7 +206,6 @@ def companions(spec: KernelSpec, host: Host, options: Options) -> list[KernelSpe
     name = DEFAULT_VARIANT if free else options.variant
     if options.microkernel or options.packing or options.parallel_loop or options.arithmetic or VARIANTS[name].resident != "C":
         return []
-    options = replace(options, num_threads=options.num_threads or host.cores)
     lean = free and (spec.isa, spec.dtype) in UNBLOCKED_TILES
     if spec.dtype in BLAS:
         wanted = [] if lean else [(name, "none", IN_PLACE)]
@@ -215,7 +214,7 @@ def companions(spec: KernelSpec, host: Host, options: Options) -> list[KernelSpe
         wanted = [] if lean else [(name, "none", TINY), (name, "none", SLENDER)]
         wanted += [(name, "ab", PACKED)]
     tiles, found = TILES[spec.isa, spec.dtype]["C"], []
-    for parallel in ("", "ic") if options.num_threads > 1 else ("",):
+    for parallel in ("", "ic") if (options.num_threads or host.cores) > 1 else ("",):
         rest = {"op": spec.op, "parallel": parallel}
         found += [unblocked_member(spec.dtype, spec.isa, **rest)] if lean else []
         for variant, packing, tile in wanted:

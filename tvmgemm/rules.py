@@ -12,7 +12,7 @@ from .boxes import STACK, Box, Rule, possible
 from .choices import FEW_ROWS_OF_TILES, SHALLOW, choices, one_row
 from .family.arithmetic import arithmetic_of, lanes_of, rounds_once
 from .family.isa import Isa
-from .family.tiles import IN_PLACE, ONE_ROW, PACKED, ROW_FAR, SLENDER, TILES, TINY, UNBLOCKED
+from .family.tiles import IN_PLACE, ONE_ROW, PACKED, ROW_FAR, SLENDER, TINY, UNBLOCKED
 from .host import Host
 from .kinds import BLAS, DEFAULT_VARIANT, TALL_TILE, Kind
 from .problem import DTYPES, Problem
@@ -90,7 +90,7 @@ def rules_of_kind(kind: Kind) -> tuple[Rule, ...]:
     if free and problem.small_gemm and not problem.symmetric:
         rules += _small(kind)
     if free and problem.symmetric:
-        rules += _symmetric(problem, kind.isa, options)
+        rules += _symmetric(kind)
     for choice in choices(kind) if peer else _choices_without_peer(kind):
         rules += shared_out(choice, kind)
     return tuple(rules)
@@ -162,25 +162,25 @@ def _small(kind: Kind) -> list[Rule]:
     return found
 
 
-def _symmetric(problem: Problem, isa: Isa, options: Options) -> list[Rule]:
+def _symmetric(kind: Kind) -> list[Rule]:
     """The rules for A.A^T: half of it is computed, by tiles whose width is a multiple of their height."""
-    tiles = TILES[isa.name, problem.dtype]["C"]
+    tiles = kind.tiles
     fitting = sorted((nr, i) for i, (mr, nr) in enumerate(tiles) if nr % mr == 0)
     if not fitting:  # complex128 on NEON: like any other product
         return []
     why = "A and B are one buffer, B = A^T: half of C is computed and copied to the other half"
     # A narrow tile computes least above the diagonal, a wide one reads A less often.
     low, high = SYMMETRIC_ROWS + 1, math.inf
-    in_place = "none" if problem.b_layout == "row" else "b"
-    narrow, (_, narrowest), (_, widest) = SYMMETRIC_NARROW // DTYPES[problem.dtype].itemsize, fitting[0], fitting[-1]
+    in_place = kind.least_packing
+    narrow, (_, narrowest), (_, widest) = SYMMETRIC_NARROW // kind.itemsize, fitting[0], fitting[-1]
     small = Rule(Box(m=(low, narrow)), DEFAULT_VARIANT, in_place, narrowest, why, symmetric=True)
     large = Rule(Box(m=(low, high)), DEFAULT_VARIANT, "ab" if in_place == "none" else "b", widest, why, symmetric=True)
     found = []
-    for rule in (small, large):
-        found += stack_shared_out(rule, options)
-        for tasks in task_counts(options.num_threads):
+    for rule, tile in ((small, narrowest), (large, widest)):
+        found += stack_shared_out(rule, kind.threads)
+        for tasks in task_counts(kind.threads):
             box = rule.box.clipped("work", tasks * sharing.PARALLEL_WORK, math.inf)
-            box = box.clipped("m", 4 * tasks * tiles[rule.tile][0], math.inf)
+            box = box.clipped("m", 4 * tasks * tiles[tile][0], math.inf)
             if possible(box):
                 found.append(replace(rule, box=box, parallel="ic", tasks=tasks, reason=f"{why}; its rows shared out"))
         found.append(rule)

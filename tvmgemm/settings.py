@@ -9,10 +9,12 @@ all threads.
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any, SupportsIndex
 from weakref import WeakSet
 
 from . import log
@@ -28,8 +30,8 @@ class Kind:
     whose text continues the sentence ``name=value ...``; ``read`` turns the text of an environment variable
     into such a value."""
 
-    check: Callable[[object], object]
-    read: Callable[[str], object] = str
+    check: Callable[[object], Any]
+    read: Callable[[str], Any] = str
 
 
 def one_of(names: Callable[[], Iterable[str]]) -> Kind:
@@ -57,9 +59,9 @@ def whole_number(low: int, high: int) -> Kind:
             raise ValueError(f"is not {accepted}") from None
 
     def check(value: object) -> int:
-        if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        if isinstance(value, bool) or not isinstance(value, SupportsIndex):
             raise TypeError(f"is of type {type(value).__name__}; accepted: {accepted}")
-        number = value.__index__()
+        number = operator.index(value)
         if not low <= number <= high:
             raise ValueError(f"is not {accepted}")
         return number
@@ -69,10 +71,9 @@ def whole_number(low: int, high: int) -> Kind:
 
 def _check_folder(value: object) -> str:
     accepted = "the path of a folder (it is made when it does not exist)"
-    try:
-        path = os.fsdecode(value)
-    except TypeError:
-        raise TypeError(f"is of type {type(value).__name__}; accepted: {accepted}") from None
+    if not isinstance(value, (str, bytes, os.PathLike)):
+        raise TypeError(f"is of type {type(value).__name__}; accepted: {accepted}")
+    path = os.fsdecode(value)
     if not path or "\0" in path:
         raise ValueError(f"is not {accepted}")
     try:
@@ -115,7 +116,7 @@ def _arithmetic_names() -> tuple[str, ...]:
     return tuple(ARITHMETICS)
 
 
-def _setting(default: object, kind: Kind, help: str):
+def _setting(default: str | int | None, kind: Kind, help: str) -> Any:
     return field(default=default, metadata={"kind": kind, "help": help})
 
 
@@ -192,7 +193,7 @@ def environment_name(name: str) -> str:
     return ENVIRONMENT_PREFIX + name.upper()
 
 
-def read_environment(environ: Mapping[str, str]) -> dict[str, object]:
+def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     """The settings that ``environ`` gives. A bad one is warned about once and ignored; "" is unset."""
     values = {}
     for name, row in SETTINGS.items():
@@ -210,8 +211,8 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, object]:
 
 _lock = threading.RLock()
 _serials = itertools.count()
-_environment: dict[str, object] = {}
-_in_code: dict[str, object] = {}
+_environment: dict[str, Any] = {}
+_in_code: dict[str, Any] = {}
 _entered: list[options] = []
 _made: WeakSet[options] = WeakSet()  # they hold and are not entered yet, or never will be
 _callbacks: list[Callable[[Options], None]] = []

@@ -21,7 +21,8 @@ def stored(store: Store, arch: str) -> set[KernelSpec]:
         parsed = _NAME.fullmatch(name)
         if parsed is None or parsed["isa"] not in ISAS or ISAS[parsed["isa"]].arch != arch:
             continue
-        spec = shape_member(parsed["dtype"], parsed["isa"], tuple(map(int, parsed["shape"].split("x"))))
+        m, n, k = map(int, parsed["shape"].split("x"))
+        spec = shape_member(parsed["dtype"], parsed["isa"], (m, n, k))
         try:
             check(spec)
         except ValueError:

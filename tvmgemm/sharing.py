@@ -11,7 +11,6 @@ from .family.arithmetic import arithmetic_of, lanes_of, rounds_once
 from .family.tiles import IN_PLACE, PACKED, TINY, UNBLOCKED
 from .family.variants import VARIANTS
 from .kinds import Kind
-from .settings import Options
 
 #: m.n.k from which a product is worth sharing out to two tasks whose threads are awake, half of it for each further one.
 #: (The pool does not wake them for so little: native/pool.c.)
@@ -31,28 +30,28 @@ FLAT = 64
 
 def shared_out(rule: Rule, kind: Kind) -> list[Rule]:
     """The rule as it is, and before it the rules for problems that are worth sharing out."""
-    options = kind.options
-    if options.parallel_loop is not None:
-        parallel = "" if options.parallel_loop == "none" else options.parallel_loop
-        tasks = options.num_threads if parallel else 1
-        return [replace(rule, parallel=parallel, tasks=tasks, reason=f"{rule.reason}; parallel loop {options.parallel_loop} is forced")]
-    found = stack_shared_out(rule, options)
-    for tasks in task_counts(options.num_threads):
+    loop = kind.options.parallel_loop
+    if loop is not None:
+        parallel = "" if loop == "none" else loop
+        tasks = kind.threads if parallel else 1
+        return [replace(rule, parallel=parallel, tasks=tasks, reason=f"{rule.reason}; parallel loop {loop} is forced")]
+    found = stack_shared_out(rule, kind.threads)
+    for tasks in task_counts(kind.threads):
         heavy = replace(rule, box=rule.box.clipped("work", tasks * PARALLEL_WORK / 2, math.inf), tasks=tasks)
         found += [each for each in _shares(heavy, kind) if possible(each.box)]
     return [*found, rule]
 
 
-def stack_shared_out(rule: Rule, options: Options) -> list[Rule]:
+def stack_shared_out(rule: Rule, threads: int) -> list[Rule]:
     """The rule for stacks of which each task has enough products."""
-    if options.num_threads == 1:
+    if threads == 1:
         return []
     found = []
     for (low, length), (above, _) in zip(STACK_LENGTHS, (*STACK_LENGTHS[1:], (math.inf, 0))):
-        length = max(length, 4 * options.num_threads)
+        length = max(length, 4 * threads)
         box = rule.box.clipped("work", low, math.nextafter(above, 0.0)).clipped("batch", length, math.inf)
         why = f"{rule.reason}; a stack of at least {length} shared out"
-        found.append(replace(rule, box=box, parallel=STACK, tasks=options.num_threads, reason=why))
+        found.append(replace(rule, box=box, parallel=STACK, tasks=threads, reason=why))
     return found
 
 
@@ -67,6 +66,7 @@ def task_counts(threads: int) -> list[int]:
 
 def _shares(rule: Rule, kind: Kind) -> list[Rule]:
     """The rule with a loop whose iterations the tasks can share, first choice first: each box has a share for everybody."""
+    assert rule.variant is not None  # of what is left to NumPy nothing is shared out
     variant, tasks, (mr, nr) = VARIANTS[rule.variant], rule.tasks, kind.tiles[PACKED]
 
     def at_least(of: Rule, side: str, low: float, loop: str, what: str) -> Rule:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from .. import log
 from ..spec import KernelSpec
@@ -72,7 +73,7 @@ def build(
         for spec in dict.fromkeys(specs):
             key = kernel_key(spec)
             wait = min(timeout, LOCK_TIMEOUT) if spec == specs[0] else 0.0
-            locks[spec] = store.lock(key, wait, until=lambda spec=spec, key=key: store.find(spec, key))
+            locks[spec] = store.lock(key, wait, until=partial(store.find, spec, key))
             path = store.find(spec, key)
             if path is not None:
                 locks.pop(spec).release()
@@ -163,8 +164,8 @@ def _is_installed(module: str) -> bool:
 
 
 def _result(spec: KernelSpec, event: dict, store: Store) -> BuildResult:
-    seconds = event.get("seconds") if isinstance(event.get("seconds"), float) else 0.0
-    path, error = event.get("path"), event.get("error")
+    path, error, seconds = event.get("path"), event.get("error"), event.get("seconds")
+    seconds = seconds if isinstance(seconds, float) else 0.0
     if error is None and (not isinstance(path, str) or not store.verified(path)):
         error = f"the build process reported {path!r}, which is not a sound library"
     if error is not None:

@@ -58,7 +58,7 @@ class Child:
         self._deadline = deadline
         self._owner = os.getpid()
         self._process: subprocess.Popen | None = None
-        self._start_error: OSError | None = None
+        self._start_error: str | None = None
         self._stderr = b""
 
     def events(self, request: dict) -> Iterator[dict]:
@@ -74,10 +74,11 @@ class Child:
                 start_new_session=True,  # the linker it starts ends with it, and Ctrl-C is ours to handle
             )
         except OSError as error:
-            self._start_error = error
+            self._start_error = error.strerror
             return
         running.add(self)
         process = self._process
+        assert process.stdin and process.stdout and process.stderr  # they are pipes
         try:
             process.stdin.write(repr(request).encode() + b"\n")
             process.stdin.close()
@@ -126,13 +127,14 @@ class Child:
         self.end()
         running.discard(self)
         if self._process is not None:
-            self._process.stdout.close()
-            self._process.stderr.close()
+            for pipe in (self._process.stdout, self._process.stderr):
+                if pipe is not None:
+                    pipe.close()
 
     def ending(self, timeout: float) -> str:
         """How the process ended, with the last that it printed."""
-        if self._start_error is not None:
-            return f"the build process {sys.executable} cannot be started: {self._start_error.strerror}"
+        if self._process is None:
+            return f"the build process {sys.executable} cannot be started: {self._start_error}"
         status = self._process.returncode
         if self.timed_out:
             how = f"was stopped because it had not finished within {timeout:g} s"

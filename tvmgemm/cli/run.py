@@ -95,7 +95,7 @@ def _script(argument: str) -> Program:
         spec = PathFinder.find_spec("__main__", [path])
         if spec is None or spec.loader is None:
             _fail(f"can't find '__main__' module in {path!r}", 1)
-        return Program(spec.loader.get_code("__main__"), argument, path, _spec_attributes(spec))
+        return Program(_code(spec, "__main__"), argument, path, _spec_attributes(spec))
     loader = (SourcelessFileLoader if path.endswith(".pyc") else SourceFileLoader)("__main__", path)
     try:
         # Not SourceFileLoader.get_code: that writes a __pycache__, which python doesn't do for a script.
@@ -103,8 +103,10 @@ def _script(argument: str) -> Program:
         code = loader.get_code("__main__") if path.endswith(".pyc") else loader.source_to_code(data, path)
     except OSError as error:
         _fail(f"can't open file {path!r}: [Errno {error.errno}] {error.strerror}", 2)
-    attributes = {"__file__": path, "__loader__": loader}
-    attributes |= dict.fromkeys(("__package__", "__spec__", "__cached__"))
+    if code is None:
+        _fail(f"no code object available for {path!r}", 1)
+    nothing = dict.fromkeys(("__package__", "__spec__", "__cached__"))
+    attributes: dict[str, object] = {"__file__": path, "__loader__": loader, **nothing}
     return Program(code, argument, os.path.dirname(os.path.realpath(path)), attributes)
 
 
@@ -124,10 +126,16 @@ def _module(name: str) -> Program:
     if spec.submodule_search_locations is not None:
         name = f"{name}.__main__"
         spec = _find_spec(name, "; it is a package and cannot be executed directly")
-    code = spec.loader.get_code(name) if hasattr(spec.loader, "get_code") else None
+    return Program(_code(spec, name), spec.origin or name, folder, _spec_attributes(spec))
+
+
+def _code(spec: ModuleSpec, name: str) -> types.CodeType:
+    """The code of the module; the program ends where its loader has none."""
+    get_code = getattr(spec.loader, "get_code", None)
+    code = get_code(name) if get_code is not None else None
     if code is None:
         _fail(f"no code object available for {name}", 1)
-    return Program(code, spec.origin or name, folder, _spec_attributes(spec))
+    return code
 
 
 def _find_spec(name: str, hint: str = "") -> ModuleSpec:

@@ -80,9 +80,10 @@ class Store:
             self._writable = problem is None
             if problem is not None:
                 report_unusable(self.folder, problem)
-        if not self._writable:
-            self._private = private_folder()
-        return self.folder if self._writable else self._private
+        if self.folder is not None and self._writable:
+            return self.folder
+        self._private = private_folder()
+        return self._private
 
     def find(self, spec: KernelSpec, key: KernelKey) -> str | None:
         """The path of a verified library for ``spec`` and ``key``, or None. Never raises."""
@@ -108,7 +109,7 @@ class Store:
         if not self._has(path):
             return False
         try:
-            if digest(sound_content(path)) == _ENTRY.fullmatch(os.path.basename(path))["content"]:
+            if path.endswith(f"-{digest(sound_content(path))}.so"):
                 return True
             problem = "its content is not what its name says"
         except Unsound as error:

@@ -141,9 +141,11 @@ ARITHMETICS: dict[str, Arithmetic] = {row.name: row for row in (
     Arithmetic("and32",  "int32",   "uint8",   4,    ("x86-64-v4",)),
 )}
 
-#: dtype -> (arithmetic of kernels that pack both operands, of kernels that read one in place; others), narrow levels
-#: first: a later table overrides an earlier one.
-_X86 = {
+#: dtype -> (arithmetic of kernels that pack both operands, of kernels that read one in place; others).
+Ways = dict[str, tuple[str, ...]]
+
+# Narrow levels first: a later table overrides an earlier one.
+_X86: Ways = {
     "float32": ("fma32",), "float64": ("fma64",), "complex64": ("cfma32",), "complex128": ("cfma64",),
     "int8":    ("madd16", "mul16"), "uint8":  ("madd16", "mul16"),
     "int16":   ("madd16", "mul16"), "uint16": ("madd16", "mul16"),
@@ -152,22 +154,22 @@ _X86 = {
     **dict.fromkeys(("int8-int32", "uint8-int8-int32", "uint8-int32", "uint8-uint32", "int16-int32"), ("madd16", "mul32")),
     **dict.fromkeys(("bfloat16-float32", "bfloat16"), ("fma32",)),
 }
-_F16C = dict.fromkeys(("float16", "float16-float32"), ("fma32",))
-_DOT = {
+_F16C: Ways = dict.fromkeys(("float16", "float16-float32"), ("fma32",))
+_DOT: Ways = {
     **dict.fromkeys(("int8", "uint8"), ("dot8", "mul16", "madd16")),
     **dict.fromkeys(("int16", "uint16"), ("madd16", "mul16")),
     **dict.fromkeys(("int8-int32", "uint8-int8-int32", "uint8-int32", "uint8-uint32"), ("dot8", "mul32", "madd16")),
     "int16-int32": ("madd16", "mul32"),
 }
-_TILE = dict.fromkeys(("int8", "uint8"), ("tile8", "mul16"))
+_TILE: Ways = dict.fromkeys(("int8", "uint8"), ("tile8", "mul16"))
 _TILE |= dict.fromkeys(("int8-int32", "uint8-int8-int32", "uint8-int32", "uint8-uint32"), ("tile8", "mul32"))
 _TILE |= dict.fromkeys(("int16", "uint16"), ("split16", "mul16")) | {"int16-int32": ("split16", "mul32")}
 _TILE |= dict.fromkeys(("int32", "uint32"), ("split32", "mul32")) | dict.fromkeys(("int64", "uint64"), ("split64", "mul64"))
 _TILE |= dict.fromkeys(("bfloat16-float32", "bfloat16"), ("tile16", "fma32"))
 _TILE |= dict.fromkeys(("float16", "float16-float32"), ("tile16x2", "fma32"))
-_PAIRS = dict.fromkeys(("bfloat16-float32", "bfloat16"), ("dot16", "fma32"))
+_PAIRS: Ways = dict.fromkeys(("bfloat16-float32", "bfloat16"), ("dot16", "fma32"))
 _PAIRS |= dict.fromkeys(("float16", "float16-float32"), ("fma32", "fma32", "dot16x2"))   # four products at twice the rate
-_NEON = {
+_NEON: Ways = {
     "float32": ("fma32",), "float64": ("fma64",), "complex64": ("cfma32",), "complex128": ("cfma64",),
     "int8":    ("mul8",), "uint8":  ("mul8",), "int16": ("mul16",), "uint16": ("mul16",),
     "int32":   ("mul32",), "uint32": ("mul32",), "int64": ("mul64",), "uint64": ("mul64",),
@@ -175,11 +177,11 @@ _NEON = {
     **dict.fromkeys(("int8-int32", "uint8-int8-int32", "uint8-int32", "uint8-uint32", "int16-int32"), ("mul32",)),
     **dict.fromkeys(("float16", "float16-float32", "bfloat16-float32", "bfloat16"), ("fma32",)),
 }
-_SDOT = dict.fromkeys(("int8", "uint8"), ("dot8", "mul8"))
+_SDOT: Ways = dict.fromkeys(("int8", "uint8"), ("dot8", "mul8"))
 _SDOT |= dict.fromkeys(("int8-int32", "uint8-int8-int32", "uint8-int32", "uint8-uint32"), ("dot8", "mul32"))
 
 #: Instruction set -> dtype -> names of arithmetics. Levels that add nothing for a dtype have no row for it.
-WAYS: dict[str, dict[str, tuple[str, ...]]] = {
+WAYS: dict[str, Ways] = {
     "x86-64-v2":      _X86,
     "x86-64-v3":      _X86 | _F16C,
     "x86-64-v3-vnni": _DOT,

@@ -27,7 +27,7 @@ def load(line: Callable[[int, int], Any], lanes: int, step: int, parts: int = 1)
     """
     elements = lanes // parts
     if step < 0:
-        order, vectors = range(elements - 1, -1, -1), [line(parts - lanes, lanes)]
+        order, vectors = list(range(elements - 1, -1, -1)), [line(parts - lanes, lanes)]
     else:  # the second vector ends with the last element, so it begins with a gap, unless it is the first
         order = [*range(0, elements, 2), *range(elements + 1, 2 * elements, 2)]
         vectors = [line(0, lanes), line(lanes - parts, lanes)]

@@ -57,9 +57,10 @@ class Generator:
 
     ``values``: variables of the code by name, such as the arguments and block sizes. ``panels``: the packed blocks that
     are current. ``slot``: the slot that sums go to (``split_k``). ``panels_here``: (first, number) of the panels that a
-    task has of the current block (``partition``). ``rows_of_b``: B with contiguous rows, ``following``: the next
-    product of a stack (``unblocked``). ``packed_next``: what tiles prefetch for the next packing (``ahead``). All None
-    where they do not apply.
+    task has of the current block (``partition``). ``following``: the next product of a stack (``unblocked``).
+    ``packed_next``: what tiles prefetch for the next packing (``ahead``). All None where they do not apply.
+    ``rows_of_b``: B with contiguous rows (``unblocked``). ``sums_origin``: row and column of C of the first sum that
+    waits for the next block of k. Both are set where there are such.
     """
 
     spec: KernelSpec
@@ -67,9 +68,10 @@ class Generator:
     panels: dict[str, View] = field(init=False, default_factory=dict)
     slot: Any = field(init=False, default=None)
     panels_here: tuple | None = field(init=False, default=None)
-    rows_of_b: View | None = field(init=False, default=None)
     following: unblocked.Following | None = field(init=False, default=None)
     packed_next: ahead.Lines | None = field(init=False, default=None)
+    rows_of_b: View = field(init=False, repr=False)
+    sums_origin: tuple[Any, Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         spec = self.spec

@@ -81,7 +81,7 @@ def hottest(loops: Iterable[InnerLoop]) -> InnerLoop:
 
     def besides(loop: InnerLoop) -> tuple[float, ...]:
         each = max(1, loop.fmas)
-        rest = (loop.broadcasts, loop.stack, loop.other, -loop.loads)
+        rest: tuple[int, ...] = (loop.broadcasts, loop.stack, loop.other, -loop.loads)
         if loop.matrix:  # no masks: at the edges it has fewer registers, and loads more for each product
             rest = (loop.loads, loop.stack, loop.other)
         # Without broadcasts it is not a micro-kernel, but sums on their way to C; with more loads than FMAs dot
@@ -118,7 +118,7 @@ def _functions(assembly: str, syntax: Syntax) -> list[tuple[str, list[_Block]]]:
     functions: list[tuple[str, list[_Block]]] = []
     for i, line in enumerate(lines):
         label = _LABEL.match(line)
-        if i in entries:
+        if label and i in entries:
             functions.append((label[1], [_Block([], [])]))
         elif not functions:
             continue
@@ -288,7 +288,8 @@ def _kinds(line: str, syntax: Syntax) -> set[str]:
 def _elements_named(lines: list[str], syntax: Syntax) -> int:
     """Single elements of vector registers that FMAs multiply by: each counts once until its register is written
     again."""
-    count, known = 0, set()
+    count = 0
+    known: set[str] = set()
     for line in lines:
         if _kinds(line, syntax) & {"fma", "multiply"}:
             new = set(re.findall(syntax.element, line)) - known
@@ -296,5 +297,5 @@ def _elements_named(lines: list[str], syntax: Syntax) -> int:
             known |= new
         if written := re.match(syntax.define, line):
             names = {name for name in written.groups() if name}
-            known = {each for each in known if re.search(r"\d+", each)[0] not in names and each not in names}
+            known = {each for each in known if not names & {each, *re.findall(r"\d+", each)[:1]}}
     return count

@@ -24,10 +24,8 @@ def resident_c(g: Generator, blocks: dict[str, Block], task) -> None:
     mr, nr = g.tile["m"], g.tile["n"]
     outer, inner = g.variant.inner
     matrix = g.elements.arithmetic.matrix
-    registers = microkernel.registers
+    sums = g.memory.panels("T", task) if matrix else None
     if matrix:
-        sums = g.memory.panels("T", task)
-        registers = lambda vectors, mr, nr: matrix_unit.stored_sums(vectors, sums, mr, nr)  # noqa: E731
         matrix_unit.configure()
 
     def product(at: dict[str, Any], turn: ahead.Turn) -> None:
@@ -40,7 +38,7 @@ def resident_c(g: Generator, blocks: dict[str, Block], task) -> None:
             j0=let("j0", blocks["n"].start + j),
             rows=let("rows", blocks["m"].size - i),
             columns=let("columns", blocks["n"].size - j),
-            registers=registers(g.vectors, mr, nr),
+            registers=microkernel.registers(g.vectors, mr, nr) if sums is None else matrix_unit.stored_sums(g.vectors, sums, mr, nr),
         )
         _by_width(tile, lambda tile: _tile_product(g, tile, at, blocks["k"], task, turn))
 

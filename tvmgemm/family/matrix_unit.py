@@ -65,8 +65,8 @@ def stored_sums(vectors: Vectors, sums: View, mr: int, nr: int) -> dict[tuple[in
 
 def _issue(name: str, *operands) -> None:
     """An instruction of the unit; numbers are registers."""
-    operands = [emit.tirx.const(x, "uint8") if isinstance(x, int) else x for x in operands]
-    T.evaluate(T.call_llvm_intrin("void", f"llvm.x86.{name}", *operands))
+    given = [emit.tirx.const(x, "uint8") if isinstance(x, int) else x for x in operands]
+    T.evaluate(T.call_llvm_intrin("void", f"llvm.x86.{name}", *given))
 
 
 def configure() -> None:

@@ -4,6 +4,7 @@ defaults."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from ..spec import KernelSpec
 from .arithmetic import WAYS, arithmetic_of
@@ -17,7 +18,7 @@ def member(
     isa: str,
     tile: tuple[int, int] | None = None,
     packing: str | None = None,
-    **rest: object,
+    **rest: Any,
 ) -> KernelSpec:
     """The spec of a kernel; ``rest`` are other fields of ``KernelSpec``.
 
@@ -37,10 +38,9 @@ def member(
         tile = tiles[in_place]
         if rest.get("arithmetic") in WAYS[isa].get(dtype, ()):
             tile = next((each for each in (tile, *tiles) if _holds(each, isa, dtype, packing, rest["arithmetic"])), tile)
-    sizes = dict.fromkeys(("mr", "nr", "kr"), 0) | {
-        d + "r": size for d, size in zip(row.tile_dimensions, tile)
-    }
-    return KernelSpec(dtype=dtype, isa=isa, variant=variant, packing=packing, **sizes, **rest)
+    sizes = dict(zip(row.tile_dimensions, tile))
+    mr, nr, kr = (sizes.get(d, 0) for d in "mnk")
+    return KernelSpec(dtype, isa, variant, mr, nr, kr, packing=packing, **rest)
 
 
 def _holds(tile: tuple[int, int], isa: str, dtype: str, packing: str, arithmetic: str) -> bool:
@@ -52,7 +52,7 @@ def _holds(tile: tuple[int, int], isa: str, dtype: str, packing: str, arithmetic
     return True
 
 
-def unblocked_member(dtype: str, isa: str, packing: str = "none", **rest: object) -> KernelSpec:
+def unblocked_member(dtype: str, isa: str, packing: str = "none", **rest: Any) -> KernelSpec:
     """The kernel without loops over cache blocks (``unblocked``), which has its variant's name from the order of its
     loops over tiles."""
     return member("B3A2C0", dtype, isa, packing=packing, blocked=False, **rest)
@@ -61,7 +61,7 @@ def unblocked_member(dtype: str, isa: str, packing: str = "none", **rest: object
 def shape_member(dtype: str, isa: str, shape: tuple[int, int, int]) -> KernelSpec:
     """The kernel for products of the shape (m, n, k) only (``specialised``): all of C is its tile."""
     m, n, _ = shape
-    return member("B3A2C0", dtype, isa, (m, n), "none", blocked=False, shape=tuple(shape))
+    return member("B3A2C0", dtype, isa, (m, n), "none", blocked=False, shape=shape)
 
 
 def default_members(dtype: str, isa: str) -> Iterator[KernelSpec]:

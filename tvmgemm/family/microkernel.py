@@ -7,9 +7,9 @@ way. A step is one element of a panel: several k where panels hold groups.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import early, emit
 from .ahead import in_stretches
@@ -17,6 +17,9 @@ from .elements import Elements
 from .emit import const, let, loop
 from .vectors import Register, Vectors, lanes_of
 from .views import View
+
+if TYPE_CHECKING:
+    from .matrix_unit import StoredVector
 
 #: Rows of a packed B panel between the row in use and the row asked for ahead of time.
 PREFETCH_ROWS = 16
@@ -33,7 +36,7 @@ class Tile:
     j0: Any
     rows: Any
     columns: Any
-    registers: dict[tuple[int, int], Register]
+    registers: Mapping[tuple[int, int], Register | StoredVector]
 
     @property
     def vectors(self) -> Vectors:

@@ -122,7 +122,7 @@ def _pieces(g: Generator, loops: list[str], blocks: dict[str, Block], task) -> N
         start = let("piece0", index * step)
         piece = Block(start, let("piece_size", emit.minimum(step, extent - start)))
         inner = blocks | {dimension: piece}
-        g.sums_origin = tuple(inner[d].start for d in "mn")
+        g.sums_origin = inner["m"].start, inner["n"].start
         _outer_loops(g, loops, inner, task)
 
 

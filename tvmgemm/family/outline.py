@@ -90,7 +90,7 @@ def _sums(f: Figure, name: str) -> Iterator[None]:
         f.line("S = 0")
         yield
     elif name == "pc" and collects:
-        f.buffer("Pc", f.panels("C"), placement.private(f.spec, at))
+        f.buffer("Pc", f.panels("C"), placement.private(f.spec, f.packed["C"]))
         f.line("S = Cc if pc == 0 else Pc")
         f.line("S = 0")
         yield

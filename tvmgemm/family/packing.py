@@ -121,7 +121,8 @@ class _Panel:
 
     def _first_of(self, ways: list) -> None:
         if ways:
-            emit.branch(*ways[0], lambda: self._first_of(ways[1:]))
+            condition, fill = ways[0]
+            emit.branch(condition, fill, lambda: self._first_of(ways[1:]))
         else:
             self.gather()
 

@@ -47,7 +47,7 @@ class _ResidentTile:
         self.depth = let("depth", emit.minimum(blocks["k"].size - pr * const(self.kr), const(self.kr)))
         self.e0 = let("e0", blocks[across].start + panel * const(self.width))
         self.valid = let("valid", blocks[across].size - panel * const(self.width))
-        self.next = None
+        self.next: ahead.Lines | None = None
         if ahead.prefetches(g):
             e0, q0 = (blocks[d].start + following[d] * const(g.tile[d]) for d in (across, "k"))
             self.next = ahead.lines_of_tile(g, g.variant.resident, e0, replace(blocks["k"], start=q0, size=const(self.kr)))
@@ -187,9 +187,10 @@ class _ResidentTile:
             for c in self.chunks:
                 save(s, c, sums[c])
 
-        if self.next is None:
+        lines = self.next
+        if lines is None:
             with loop("s", self.stream.size) as s:
                 step(s)
             return
         stretches = self.kr
-        ahead.in_stretches("s", self.stream.size, stretches, lambda stretch: self.next.ask(stretch, const(stretches)), step)
+        ahead.in_stretches("s", self.stream.size, stretches, lambda stretch: lines.ask(stretch, const(stretches)), step)

@@ -26,9 +26,15 @@ if TYPE_CHECKING:
 UNROLLED = 256
 
 
+def _shape(g: Generator) -> tuple[int, int, int]:
+    """m, n and k, which are constants of the code."""
+    assert g.spec.shape is not None
+    return g.spec.shape
+
+
 def products(g: Generator, pointers: dict[str, Any]) -> None:
     """All products of the stack: C = A.B, with unit column strides of B and C."""
-    (m, n, k), v = g.spec.shape, g.values
+    (m, n, k), v = _shape(g), g.values
     unit, dense = const(1), (("rsa", k), ("csa", 1), ("rsb", n), ("rsc", n))
     # The stride along a dimension of size 1 may be anything, and is not used.
     used = [(name, size) for name, size in dense if {"rsa": m, "csa": k, "rsb": k, "rsc": m}[name] > 1]
@@ -90,7 +96,7 @@ def columns_of(n: int, isa: Isa, itemsize: int) -> list[_Columns]:
 
 def _tiles(g: Generator) -> list[tuple[range, list[_Columns]]]:
     """Rows and vectors of the tiles of C, whose sums the registers hold beside a row of B and an element of A."""
-    m, n, _ = g.spec.shape
+    m, n, _ = _shape(g)
     spare = 1 if g.isa.fma and g.vectors.floating else 2
     columns, registers = columns_of(n, g.isa, DTYPES[g.spec.dtype].itemsize), g.isa.vector_registers - spare
     found = []
@@ -107,7 +113,7 @@ def _tile(
     masks: dict[_Columns, Any], rolled: bool, several: bool,
 ) -> None:  # fmt: skip
     """One tile of C, of ``several`` or the only one: sums start from +0, and take up k in order."""
-    k = g.spec.shape[2]
+    _, _, k = _shape(g)
     vectors = {x: Vectors(g.spec.dtype, x.width) for x in columns}
 
     def add(p) -> None:

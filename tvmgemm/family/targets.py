@@ -8,6 +8,7 @@ which have to run on every CPU of the level.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from .arithmetic import WAYS
 from .isa import EMITTED_ISAS, ISAS, Isa, isa_of
@@ -44,7 +45,7 @@ def _level(isa: Isa, note: str = "") -> Target:
     return Target(isa.name, isa.name, isa.target, note)
 
 
-def _cpu(name: str, isa: str, note: str = "", **rest: object) -> Target:
+def _cpu(name: str, isa: str, note: str = "", **rest: Any) -> Target:
     return Target(name, isa, (("mcpu", name),), note, **rest)
 
 

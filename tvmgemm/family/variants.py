@@ -59,8 +59,7 @@ class Variant:
     def packings(self) -> tuple[str, ...]:
         """The choices of what is packed. Resident A moves down columns of C, whose rows are what is contiguous: there C
         is always packed."""
-        both, (first, second) = self.packable, self.packable
-        choices = (both, first, second, "none")
+        choices = (self.packable, *self.packable, "none")
         return tuple(c for c in choices if self.resident != "A" or "c" in c)
 
     @property

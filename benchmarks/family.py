@@ -18,7 +18,7 @@ from tvmgemm.family.tiles import TILES, UNBLOCKED_TILES
 from tvmgemm.family.variants import VARIANTS
 from tvmgemm.host import host
 from tvmgemm.planner import plan
-from tvmgemm.problem import Problem
+from tvmgemm.probe import problem_of
 from tvmgemm.spec import KernelSpec
 from tvmgemm.trial import NUMPY, Kernel, load, usable_isa
 
@@ -83,19 +83,19 @@ def measure(suite: Suite, case: Case, dtype: str, conditions: Conditions) -> Ite
     threads, seconds = conditions.threads, conditions.seconds
     with timing.thread_limit(threads):
         options = settings.current()
-        (m, k), n = case.a, case.b[1]
-        planned = plan(Problem(dtype, m, n, k), host(), options).spec
+        a, b = case.operands(dtype)
+        calls = trial.calls_of(a, b)
+        planned = plan(problem_of(calls[0])[0], host(), options).spec
         wanted = list(dict.fromkeys([*specs(usable_isa(), dtype, conditions.extent, threads), *([planned] if planned else [])]))
         kernels = {label(spec): kernel for spec, kernel in load(wanted, threads, progress_line).items()}
         chosen = label(planned) if planned else NUMPY
 
-        a, b = case.operands(dtype)
         members.check_all(kernels.values(), case, a, b)
         progress_line(f"{case.label} {dtype}: {len(kernels)} members")
-        first = trial.interleaved(kernels, a, b, seconds, threads)
+        first = trial.interleaved(kernels, *calls, seconds, threads)
         finalists = choose_finalists(first, chosen)
         last = trial.interleaved(
-            {name: kernels[name] for name in finalists if name in kernels}, a, b, seconds * len(finalists), threads
+            {name: kernels[name] for name in finalists if name in kernels}, *calls, seconds * len(finalists), threads
         )
         progress_line("")
     yield from judged(suite, case, dtype, conditions, first, last, chosen, kernels)

@@ -48,7 +48,7 @@ def measure(suite: Suite, case: Case, dtype: str, conditions: Conditions) -> Ite
     a, b = case.operands(dtype)
     with timing.thread_limit(1):
         members.check_all(kernels.values(), case, a, b)
-        samples = trial.interleaved(kernels, a, b, conditions.seconds * len(kernels), threads=1)
+        samples = trial.interleaved(kernels, *trial.calls_of(a, b), conditions.seconds * len(kernels), threads=1)
         peak = conditions.peak and conditions.peak()
     progress_line("")
     yield from members.rows(suite, case, dtype, 1, peak, samples, FULL, kernels)

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from tuning import an_isa, cache, entry, use  # noqa: F401 (fixtures)
 
 import tvmgemm
-from tvmgemm import planner
+from tvmgemm import planner, tuned
 from tvmgemm.boxes import Box, meet
 from tvmgemm.family.members import member
 from tvmgemm.host import host
 from tvmgemm.planner import plan
-from tvmgemm.problem import Problem
+from tvmgemm.product import Product
 from tvmgemm.settings import Options
 from tvmgemm.tuned import MEMBER, NUMPY, PLANNER
 
@@ -47,7 +47,7 @@ def test_an_entry_decides_what_it_measured_and_what_is_near():
     "problem",
     [
         {"dtype": "float64"}, {"op": "gemm"}, {"a_layout": "col"}, {"b_layout": "col"}, {"c_layout": "strided"},
-        {"symmetric": True}, {"batch": 2},
+        {"symmetric": True}, {"batch": 2}, {"small_gemm": False}, {"gemv": True},
     ],
     ids=str,
 )  # fmt: skip
@@ -87,14 +87,43 @@ def test_an_entry_says_how_many_tasks_share_the_loop():
     assert plan(one.problem, host(), parallel, [one]).tasks == 3
 
 
+def test_an_entry_of_a_stack_is_for_stacks_of_about_its_length():
+    stack = Product("float32", 16, 16, 16, batch=100).problem()
+    one = replace(entry(m=16, n=16, k=16, threads=2), problem=stack, tasks=2, shares_stack=True)
+    two = Options(num_threads=2)
+    for batch, near in ((1, False), (49, False), (50, True), (100, True), (200, True), (201, False)):
+        decided = plan(replace(stack, batch=batch), host(), two, [one])
+        assert decided.tuned == near
+        if near:
+            assert (decided.tasks, decided.parallel_loop) == (2, "stack") and "at 100x16x16x16" in decided.reason
+
+
+def test_an_entry_of_a_product_is_one_of_its_exchanged_form():
+    """The planner makes no difference between them, so there must not be two."""
+    row, column = Product("float32", 1, 500, 300, layouts="rc").problem(), Product("float32", 500, 1, 300).problem()
+    assert row.transposed and not column.transposed
+    assert len({tuned.subject_of(problem, 1, an_isa()) for problem in (row, column)}) == 1
+
+
 def test_numpy_can_win():
     decided = plan(entry().problem, host(), ONE, [entry(winner=NUMPY)])
     assert decided.tuned and not decided.served and "times as fast" in decided.reason
 
 
 sizes = st.integers(1, 300)
-problems = st.builds(Problem, st.just("float32"), sizes, sizes, sizes, st.sampled_from([1, 3]))
-measured = st.lists(st.builds(entry, sizes, sizes, sizes, st.sampled_from([MEMBER, NUMPY, PLANNER])), max_size=6)
+stacks = st.sampled_from([1, 3, 5])
+
+
+def asked(*sizes):
+    return Product("float32", *sizes).problem()
+
+
+def measured_in(batch, *about):
+    return entry(*about, batch=batch)
+
+
+problems = st.builds(asked, sizes, sizes, sizes, stacks)
+measured = st.lists(st.builds(measured_in, stacks, sizes, sizes, sizes, st.sampled_from([MEMBER, NUMPY, PLANNER])), max_size=6)
 
 
 @given(problems, measured, st.data())

@@ -23,7 +23,10 @@ pytestmark = pytest.mark.skipif(not RUNNABLE, reason="no kernels for this CPU")
 
 
 def test_what_is_saved_is_loaded(store):
-    entries = (entry(), entry(m=10, winner=NUMPY), entry(m=20, winner=PLANNER), entry(threads=2, b_layout="col"))
+    entries = (
+        entry(), entry(m=10, winner=NUMPY), entry(m=20, winner=PLANNER), entry(threads=2, b_layout="col"), entry(op="gemm"),
+        replace(entry(batch=50, threads=2), tasks=2, shares_stack=True),
+    )  # fmt: skip
     tuned.save(store, host(), entries)
     assert set(tuned.load(store, host())) == set(entries)
     assert os.stat(file_of(store)).st_mode & 0o777 == 0o600
@@ -116,7 +119,14 @@ WRONG = {
     "a size that is none": lambda data: spoil(data, "entries", 0, "problem", "m", "96"),
     "a negative size": lambda data: spoil(data, "entries", 0, "problem", "m", -1),
     "an unknown dtype": lambda data: spoil(data, "entries", 0, "problem", "dtype", "float8"),
-    "a stack": lambda data: spoil(data, "entries", 0, "problem", "batch", 9),
+    "of an earlier format": lambda data: spoil(data, "format", 1),
+    "an empty stack": lambda data: spoil(data, "entries", 0, "problem", "batch", 0),
+    "a stack of gemm": lambda data: spoil(data, "entries", 0, "problem", {**data["entries"][0]["problem"], "op": "gemm", "batch": 9}),
+    "an unknown operation": lambda data: spoil(data, "entries", 0, "problem", "op", "trsm"),
+    "a class that is none": lambda data: spoil(data, "entries", 0, "problem", "gemv", 1),
+    "a stack shared out that is none": lambda data: spoil(data, "entries", 0, "shares_stack", True),
+    "a stack shared out by numbers": lambda data: spoil(data, "entries", 0, "shares_stack", 2),
+    "a kernel for one shape": lambda data: spoil(data, "entries", 0, "kernel", "shape", [96, 80, 64]),
     "an unknown layout": lambda data: spoil(data, "entries", 0, "problem", "b_layout", "diagonal"),
     "no threads": lambda data: spoil(data, "entries", 0, "threads", 0),
     "an unknown winner": lambda data: spoil(data, "entries", 0, "winner", "BLIS"),
@@ -143,7 +153,7 @@ def test_a_bad_file_is_set_aside_with_one_warning_and_calls_go_on(wrong, cache):
     content = WRONG[wrong](data)
     with open(file_of(cache), "wb") as file:
         file.write(content if isinstance(content, bytes) else content.encode())
-    dispatch.read_tuned_again()
+    dispatch.look_again()
     a, b = np.ones((96, 64), np.float32), np.ones((64, 80), np.float32)
     with pytest.warns(RuntimeWarning, match="tuning results in .* are set aside, and the planner decides") as given_warnings:
         assert np.array_equal(tvmgemm.matmul(a, b), a @ b)
@@ -152,14 +162,14 @@ def test_a_bad_file_is_set_aside_with_one_warning_and_calls_go_on(wrong, cache):
     assert os.path.exists(os.path.join(cache.folder, ".bad-" + os.path.basename(file_of(cache))))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        dispatch.read_tuned_again()
+        dispatch.look_again()
         assert not tvmgemm.explain(a, b).tuned
 
 
 def test_a_file_that_others_can_write_is_not_used(cache):
     use(cache, entry())
     os.chmod(file_of(cache), 0o666)
-    dispatch.read_tuned_again()
+    dispatch.look_again()
     with pytest.warns(RuntimeWarning, match="others may write it"):
         assert not tvmgemm.explain(np.ones((96, 64), np.float32), np.ones((64, 80), np.float32)).tuned
 
@@ -168,7 +178,7 @@ def test_a_link_is_not_followed(cache, tmp_path):
     use(cache, entry())
     os.replace(file_of(cache), tmp_path / "elsewhere.json")
     os.symlink(tmp_path / "elsewhere.json", file_of(cache))
-    dispatch.read_tuned_again()
+    dispatch.look_again()
     with pytest.warns(RuntimeWarning, match="symbolic link"):
         assert not tvmgemm.explain(np.ones((96, 64), np.float32), np.ones((64, 80), np.float32)).tuned
     assert (tmp_path / "elsewhere.json").exists()

@@ -49,9 +49,10 @@ def tuned(options: settings.Options) -> tuple:
     return _tuned(options.cache_dir) if options.tuned == "on" else ()
 
 
-def read_tuned_again() -> None:
-    """Have the next miss read the file again: this process has changed it."""
+def look_again() -> None:
+    """Have the next miss look again at what the cache folders hold: this process has tuned."""
     _tuned.cache_clear()
+    _shapes.cache_clear()
     _on_change(settings.current())
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from . import dispatch, kernels
-from ._native import ffi, lib
 from .family.arithmetic import arithmetic_of
 from .family.tiles import KERNEL_DTYPES
 from .frontend import matmul
 from .planner import Plan
+from .probe import problem_of
 from .problem import DTYPES, Problem
 
 
@@ -95,12 +96,11 @@ def explain(a: ArrayLike, b: ArrayLike, dtype: DTypeLike | None = None) -> Expla
     if name is None:
         kind = elements[2].name
         return Explanation(False, f"no kernels for {kind}; served: {', '.join(KERNEL_DTYPES)}", kind)
-    problem, calls = _probed(a, b, dtype)
+    problem, calls = problem_of(partial(matmul, a, b, dtype=dtype))
     if problem is None:
-        return Explanation(False, "the stack is empty: nothing is computed", name)
-    if problem.dtype < 0:
-        return Explanation(False, "strides that are not multiples of the item size", name, inner_calls=calls)
-    return _decided(Problem.from_native(problem), calls)
+        why = "strides that are not multiples of the item size" if calls else "the stack is empty: nothing is computed"
+        return Explanation(False, why, name, inner_calls=calls)
+    return _decided(problem, calls)
 
 
 def _decided(problem: Problem, calls: int) -> Explanation:
@@ -114,18 +114,6 @@ def _decided(problem: Problem, calls: int) -> Explanation:
     converted = replace(problem, dtype=output, batch=1, a_layout=layout, b_layout=layout, symmetric=False)
     then = _decided(converted, calls)
     return replace(then, reason=f"{told.reason}: A and B are converted to {output}; {then.reason}")
-
-
-def _probed(a, b, dtype):
-    """The native problem of the first inner loop and the number of inner loops, from a dry run through NumPy's own
-    machinery: promotion, broadcasting and copies are then what they are in the call."""
-    problem = ffi.new("tg_problem *")
-    lib.tg_probe_begin()
-    try:
-        matmul(a, b, dtype=dtype)
-    finally:
-        calls = lib.tg_probe_end(problem)
-    return (problem if calls else None), calls
 
 
 def _explanation(decided: Plan, kernel, problem: Problem, calls: int, loaded: set) -> Explanation:

@@ -108,7 +108,10 @@ def plan(
     passed: list[Box] = []
     for box, entry in [] if forced(options) else _measured(tuned, problem, isa, threads):
         if box.holds(problem):
-            return Plan(entry.spec, entry.blocks(host), entry.tasks, box.beside(passed, problem), entry.reason, tuned=True)
+            box = box.beside(passed, problem)
+            return Plan(
+                entry.spec, entry.blocks(host), entry.tasks, box, entry.reason, tuned=True, shares_stack=entry.shares_stack
+            )
         passed.append(box)
     for rule in rules_for(problem, isa, host, options):
         if rule.box.holds(problem):

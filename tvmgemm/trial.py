@@ -1,6 +1,6 @@
 """Kernels on trial: built where the store has none, loaded, put in charge of every product, and timed in turn.
 
-``Kernel.serve`` publishes a plan that holds every problem, so what is timed is ``tvmgemm.matmul`` as programs
+``Kernel.serve`` publishes a plan that holds every problem, so what is timed is ``tvmgemm.matmul`` (or ``gemm``) as programs
 call it: NumPy's machinery, the native inner loop, its scratch memory and its threads. Only the planner is
 left out. That reaches kernels that no option can ask for too: the generator's earlier steps, and what is left
 of a kernel without one of its fine-grain optimisations. The tuner and the benchmarks of the family use this.
@@ -18,7 +18,7 @@ import numpy as np
 from . import settings, timing
 from ._native import ffi, lib
 from .blocking import BlockSizes, blocks_of
-from .boxes import Box
+from .boxes import STACK, Box
 from .frontend import matmul, numpys_matmul
 from .host import host
 from .kernels import open_library
@@ -53,16 +53,23 @@ def usable_isa() -> str:
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """A loaded kernel with the block sizes and the number of tasks that it is called with."""
+    """A loaded kernel with the block sizes and the number of tasks that it is called with; ``shares_stack``: they share
+    out the products of a stack."""
 
     spec: KernelSpec
     blocks: BlockSizes
     tasks: int
     handle: object
+    shares_stack: bool = False
+
+    @property
+    def name(self) -> str:
+        """In the words of a report, see ``name_of``."""
+        return name_of(self.spec, self.blocks, self.shares_stack)
 
     def serve(self) -> None:
         """From here on this kernel, and nothing else, serves the products of its dtype and operation in
-        ``tvmgemm.matmul``: until ``restore``, another kernel's ``serve`` or a change of options. The operands
+        ``tvmgemm``: until ``restore``, another kernel's ``serve`` or a change of options. The operands
         must be such that it can take them (``family.validity.unsuitable``)."""
         sides = {f"{side}_{end}": bound for side in ("m", "n", "k", "batch") for end, bound in zip(("lo", "hi"), _ALL_SIZES)}
         products = {f"{side}_{end}": bound for side in Box.PRODUCTS for end, bound in (("lo", 0.0), ("hi", float("inf")))}
@@ -70,7 +77,8 @@ class Kernel:
             "dtype": DTYPES[self.spec.dtype].native_id, "op": OPS.index(self.spec.op),
             "a_layout": _ANY, "b_layout": _ANY, "c_layout": _ANY, "symmetric": _ANY, "blas": _ANY,
             **sides, **products, "kernel": self.handle,
-            "mc": self.blocks.mc, "nc": self.blocks.nc, "kc": self.blocks.kc, "tasks": self.tasks, "id": 0,
+            "mc": self.blocks.mc, "nc": self.blocks.nc, "kc": self.blocks.kc, "id": 0,
+            "tasks": 1 if self.shares_stack else self.tasks, "stack_tasks": self.tasks if self.shares_stack else 1,
         }  # fmt: skip
         lib.tg_clear_plans()
         if lib.tg_publish(ffi.new("tg_plan *", plan)) != 0:
@@ -78,11 +86,26 @@ class Kernel:
 
     def multiply(self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """a @ b by this kernel; plans are as before afterwards."""
+        return self.run(partial(matmul, a, b, out))
+
+    def run(self, call: Callable[[], np.ndarray]) -> np.ndarray:
+        """What ``call`` returns with this kernel in charge; plans are as before afterwards."""
         self.serve()
         try:
-            return matmul(a, b, out)
+            return call()
         finally:
             restore()
+
+
+def name_of(spec: KernelSpec, blocks: BlockSizes, shares_stack: bool = False) -> str:
+    """In the words of a report: ``B3A2C0 8x48 ab ic mc=128 nc=2304``."""
+    if spec.shape is not None:
+        return f"specialised for {'x'.join(map(str, spec.shape))}"
+    shared = STACK if shares_stack else spec.parallel
+    if not spec.blocked:
+        return " ".join(filter(None, (spec.variant, "without blocks", "b" * (spec.packing == "b"), shared)))
+    parts = [spec.variant, spec.tile, spec.packing, shared, f"mc={blocks.mc}", f"nc={blocks.nc}"]
+    return " ".join(filter(None, parts))
 
 
 def restore() -> None:
@@ -129,18 +152,22 @@ def _handle(spec: KernelSpec, path: str):
 
 
 def interleaved(
-    kernels: Mapping[str, Kernel], a: np.ndarray, b: np.ndarray, seconds: float, threads: int, numpy: bool = True
+    kernels: Mapping[str, Kernel],
+    ours: Callable[[], object],
+    numpys: Callable[[], object] | None,
+    seconds: float,
+    threads: int,
 ) -> dict[str, list[float]]:
-    """Seconds per call of every kernel and, unless ``numpy`` is False, of NumPy, by name, one sample of each per round.
+    """Seconds per call of every kernel and of NumPy, by name, one sample of each per round.
 
-    A kernel is put in charge of ``tvmgemm.matmul`` before its sample and outside of its time. Results go into
-    an array that exists. With one thread the seconds are those that this process had a core: in a round of sixty
-    members others take it away from some, and a wall clock would count that against them.
+    ``ours``: a call of this package, which each kernel serves in turn, put in charge before its sample and outside of its
+    time. ``numpys``: NumPy's call, None where it does not take part. With one thread the seconds are those that this
+    process had a core: in a round of sixty members others take it away from some, and a wall clock would count that
+    against them.
     """
-    out = np.empty((a.shape[0], b.shape[1]), a.dtype)
-    functions: dict[str, Callable[[], object]] = dict.fromkeys(kernels, partial(matmul, a, b, out))
-    if numpy:
-        functions[NUMPY] = partial(numpys_matmul, a, b, out)
+    functions: dict[str, Callable[[], object]] = dict.fromkeys(kernels, ours)
+    if numpys is not None:
+        functions[NUMPY] = numpys
 
     def before(name: str) -> None:
         if name in kernels:
@@ -158,6 +185,12 @@ def interleaved(
         )
     finally:
         restore()
+
+
+def calls_of(a: np.ndarray, b: np.ndarray) -> tuple[Callable[[], object], Callable[[], object]]:
+    """a @ b by this package and by NumPy, into an array that exists."""
+    out = np.empty((a.shape[0], b.shape[1]), a.dtype)
+    return partial(matmul, a, b, out), partial(numpys_matmul, a, b, out)
 
 
 def ranked(samples: Mapping[str, Sequence[float]]) -> list[str]:

@@ -3,7 +3,8 @@
 One file per kind of machine (``machine_key``) and version of the generator lies in the kernel cache's folder,
 ``tuned-<machine>-<generator>.json``. Each of its entries is one product that was measured: its sizes and layouts, the
 number of threads, who won, by how much. An entry holds for the products in a box around the measured one: the same
-layouts, dtype and number of threads, m, n and k within a sixteenth of what was measured, one matrix, no stack.
+operation, layouts, dtype and number of threads, m, n and k within a sixteenth of what was measured, stacks of half to
+twice as many matrices (and no stack if none was measured).
 
 A file that cannot be trusted or understood is set aside with one warning: the planner then decides as if it were not
 there. Nothing here raises on the path of a call.
@@ -15,7 +16,7 @@ import errno
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from .boxes import Box
 from .family.isa import ISAS
 from .family.validity import check, unsuitable
 from .host import Host
-from .problem import DTYPES, LAYOUT_NAMES, Problem
+from .problem import DTYPES, LAYOUT_NAMES, OPS, Problem
 from .spec import STEPS, KernelSpec
 from .store.content import rename_as_bad, sound_content, write_whole
 from .store.key import KERNEL_ABI, KernelKey, generator_digest
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from .store import Store
 
 #: Version of the file's format.
-FORMAT = 1
+FORMAT = 2
 
 PREFIX = "tuned-"
 
@@ -55,7 +56,8 @@ MEMBER, NUMPY, PLANNER = "member", "numpy", "planner"
 class Tuned:
     """One measured product.
 
-    ``winner`` is ``MEMBER`` (then ``spec``, ``mc``, ``nc``, ``tasks`` say which), ``NUMPY`` or ``PLANNER``. ``ratio`` is the
+    ``problem`` is what the inner loop made of a call. ``winner`` is ``MEMBER`` (then ``spec``, ``mc``, ``nc``, ``tasks``,
+    ``shares_stack`` say which, as in a ``Plan``), ``NUMPY`` or ``PLANNER``. ``ratio`` is the
     planner's choice's time over the winner's, median and quartiles; ``over`` names the planner's choice, ``measured``
     the day (ISO 8601). ``threads`` is the number that products may use, ``isa`` the instruction set of the kernels.
     """
@@ -71,6 +73,7 @@ class Tuned:
     mc: int = 0
     nc: int = 0
     tasks: int = 1
+    shares_stack: bool = False
 
     @property
     def point(self) -> Box:
@@ -85,16 +88,18 @@ class Tuned:
     def _around(self, steps: int) -> Box:
         sides = ((side, getattr(self.problem, side)) for side in ("m", "n", "k"))
         bounds = {side: (size - steps * (size // REACH), size + steps * (size // REACH)) for side, size in sides}
-        return Box(batch=(1, 1), **bounds)
+        batch = self.problem.batch
+        stacks = (max(2, batch // 2), 2 * batch) if steps and batch > 1 else (batch, batch)
+        return Box(batch=stacks, **bounds)
 
     @property
     def subject(self) -> tuple:
         """What was measured: a later measurement of the same replaces this one."""
-        return self.problem, self.threads, self.isa
+        return subject_of(self.problem, self.threads, self.isa)
 
     def applies(self, problem: Problem, isa: str, threads: int) -> bool:
         """Whether it has something to say about problems of these layouts, whatever their sizes."""
-        same = ("dtype", "op", "a_layout", "b_layout", "c_layout", "symmetric", "gemv")
+        same = ("dtype", "op", "a_layout", "b_layout", "c_layout", "symmetric", "gemv", "small_gemm")
         return (
             self.winner != PLANNER
             and (self.isa, self.threads) == (isa, threads)
@@ -110,8 +115,14 @@ class Tuned:
     def reason(self) -> str:
         """Why the planner takes it, in words."""
         p, (median, low, high) = self.problem, self.ratio
-        size = f"{p.m}x{p.n}x{p.k}"
+        size = f"{p.batch}x" * (p.batch > 1) + f"{p.m}x{p.n}x{p.k}"
         return f"tuned: {median:.2f} [{low:.2f}..{high:.2f}] times as fast as {self.over} at {size}, measured {self.measured}"
+
+
+def subject_of(problem: Problem, threads: int, isa: str) -> tuple:
+    """What entries that say the same thing have in common. The planner makes no difference between a product and the
+    exchanged form of another."""
+    return replace(problem, transposed=False), threads, isa
 
 
 def load(store: Store, host: Host) -> tuple[Tuned, ...]:
@@ -188,7 +199,7 @@ def _text(entries: Iterable[Tuned], host: Host) -> str:
 
 def _order(entry: Tuned) -> tuple:
     p = entry.problem
-    return p.dtype, entry.isa, entry.threads, p.a_layout, p.b_layout, p.c_layout, p.m, p.n, p.k
+    return p.dtype, p.op, entry.isa, entry.threads, p.a_layout, p.b_layout, p.c_layout, p.batch, p.m, p.n, p.k
 
 
 def _to_json(entry: Tuned) -> dict:
@@ -197,7 +208,7 @@ def _to_json(entry: Tuned) -> dict:
     result = {"problem": problem, "threads": entry.threads, "isa": entry.isa, "winner": entry.winner}
     if entry.spec is not None:
         result["kernel"] = {name: value for name, value in entry.spec.to_dict().items() if value != defaults[name]}
-        result |= {"mc": entry.mc, "nc": entry.nc, "tasks": entry.tasks}
+        result |= {"mc": entry.mc, "nc": entry.nc, "tasks": entry.tasks, "shares_stack": entry.shares_stack}
     return result | {"ratio": [round(x, 3) for x in entry.ratio], "over": entry.over, "measured": entry.measured}
 
 
@@ -228,11 +239,14 @@ def _entry(data: Mapping, host: Host) -> Tuned:
         mc=_whole(data.get("mc", 0), 0),
         nc=_whole(data.get("nc", 0), 0),
         tasks=_whole(data.get("tasks", 1), 1),
+        shares_stack=_flag(data.get("shares_stack", False)),
     )
-    for name in "mnk":
+    for name in ("m", "n", "k", "batch"):
         _whole(getattr(problem, name), 1)
+    for name in ("transposed", "symmetric", "gemv", "small_gemm"):
+        _flag(getattr(problem, name))
     known = all(getattr(problem, f"{x}_layout") in LAYOUT_NAMES for x in "abc")
-    if problem.dtype not in DTYPES or problem.op != "matmul" or problem.batch != 1 or not known:
+    if problem.dtype not in DTYPES or problem.op not in OPS or (problem.op == "gemm" and problem.batch > 1) or not known:
         raise ValueError(f"an entry is about no product of a kind that is tuned: {data['problem']}")
     if entry.winner not in (MEMBER, NUMPY, PLANNER) or (entry.winner == MEMBER) != (entry.spec is not None):
         raise ValueError(f"an entry has no winner: {entry.winner!r}")
@@ -244,12 +258,14 @@ def _entry(data: Mapping, host: Host) -> Tuned:
 def _check_member(entry: Tuned, host: Host) -> None:
     """Raise ValueError for a kernel that does not exist here, serves another problem, or would need too much memory."""
     spec = entry.spec
-    if (spec.dtype, spec.isa, spec.op) != (entry.problem.dtype, entry.isa, "matmul") or spec.isa not in ISAS:
+    if (spec.dtype, spec.isa, spec.op) != (entry.problem.dtype, entry.isa, entry.problem.op) or spec.isa not in ISAS:
         raise ValueError(f"an entry's kernel is of another kind than its problem: {spec}")
-    if (spec.step, spec.without) != (STEPS[-1], ()) or spec.symmetric > entry.problem.symmetric:
+    if (spec.step, spec.without, spec.shape) != (STEPS[-1], (), None) or spec.symmetric > entry.problem.symmetric:
         raise ValueError(f"an entry's kernel is none that the planner uses for its problem: {spec}")
     check(spec)
-    if entry.tasks > (entry.threads if spec.parallel else 1):
+    if entry.shares_stack and (spec.parallel or entry.problem.batch == 1):
+        raise ValueError(f"an entry shares out a stack of {entry.problem.batch} and the loop {spec.parallel!r}")
+    if entry.tasks > (entry.threads if spec.parallel or entry.shares_stack else 1):
         raise ValueError(f"an entry has {entry.tasks} tasks for {entry.threads} threads and the loop {spec.parallel!r}")
     model = blocks_of(spec, host)
     for name, size, tile in (("mc", entry.mc, spec.mr or 1), ("nc", entry.nc, spec.nr or 1)):
@@ -261,6 +277,12 @@ def _check_member(entry: Tuned, host: Host) -> None:
 def _whole(value: object, low: int) -> int:
     if type(value) is not int or not low <= value < 2**62:
         raise ValueError(f"an entry has {value!r} where a whole number from {low} on is needed")
+    return value
+
+
+def _flag(value: object) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"an entry has {value!r} where true or false is needed")
     return value
 
 

@@ -1,7 +1,7 @@
 """Finding out by measurement what serves a product best: the model proposes, a few members are timed in pairs.
 
 What is proposed is the planner's choice and its neighbours in the family: other micro-tiles, packings, variants and
-parallel loops. All of them and NumPy take part in a first pass of interleaved rounds. The best of those, with smaller and
+parallel loops, for a stack its own too. All of them and NumPy (where it has BLAS) take part in a first pass of interleaved rounds. The best of those, with smaller and
 larger blocks, meet the planner's choice again in a second pass, whose samples are new: the best of a dozen medians is
 lucky. There the planner's choice takes part twice, which shows the noise: whoever beats both becomes an entry of ``tuned``.
 """
@@ -9,7 +9,7 @@ lucky. There the planner's choice takes part twice, which shows the noise: whoev
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,8 +21,10 @@ from .family.tiles import TILES, UNBLOCKED_TILES
 from .family.validity import check, unsuitable
 from .family.variants import VARIANTS
 from .host import Host, host
-from .planner import DEFAULT_VARIANT, Plan, plan
+from .kinds import BLAS
+from .planner import DEFAULT_VARIANT, Plan, plan, shape_spec
 from .problem import DTYPES, Problem
+from .product import Product
 from .settings import Options
 from .spec import KernelSpec
 from .tuned import Tuned
@@ -49,100 +51,98 @@ _FIRST = 0.5
 
 @dataclass(frozen=True)
 class Candidate:
-    """A kernel and the block sizes to call it with."""
+    """A kernel, and whether tasks share out the products of a stack by it."""
 
     spec: KernelSpec
-    blocks: BlockSizes
-
-    @property
-    def name(self) -> str:
-        """In the words of a report: ``B3A2C0 8x48 ab ic mc=128 nc=2304``."""
-        spec = self.spec
-        if not spec.blocked:
-            return " ".join(filter(None, (spec.variant, "without blocks", spec.parallel)))
-        parts = [spec.variant, spec.tile, spec.packing, spec.parallel, f"mc={self.blocks.mc}", f"nc={self.blocks.nc}"]
-        return " ".join(filter(None, parts))
+    shares_stack: bool = False
 
 
 def tunable(machine: Host, cap: str | None) -> dict[str, str]:
-    """The dtypes whose products can be tuned, and the instruction set of each: those with kernels, of one element type for
-    A, B and C."""
-    alike = (d.name for d in DTYPES.values() if d.a == d.b == d.c != "bfloat16")
-    found = {name: machine.isa(cap, name) for name in alike}
+    """The dtypes whose products can be tuned, and the instruction set of each: those with kernels."""
+    found = {name: machine.isa(cap, name) for name in DTYPES}
     return {name: isa.name for name, isa in found.items() if isa is not None}
 
 
-def tune(problem: Problem, threads: int, seconds: float, progress: Callable[[str], None] | None = None) -> Tuned:
+def tune(product: Product, threads: int, seconds: float, progress: Callable[[str], None] | None = None) -> Tuned:
     """Measure one product for about ``seconds``, beside what building kernels takes; ``progress`` is told what happens.
 
     trial.BuildFailed when a kernel cannot be had.
     """
     tell = progress or (lambda text: None)
     with timing.thread_limit(threads), settings.options(tuned="off"):
-        options, machine = settings.current(), host()
+        options, machine, problem = settings.current(), host(), product.problem()
+        if (own := shape_spec(problem, machine, options)) is not None:
+            return _specialised(own, problem, threads, tell)
         planned = plan(problem, machine, options)
-        chosen = trial.NUMPY if planned.spec is None else Candidate(planned.spec, planned.blocks).name
-        a, b = operands(problem)
-        specs = proposals(problem, planned, machine, options)
+        candidates = proposals(problem, planned, machine, options)
         tasks = planned.tasks if planned.tasks > 1 else threads
-        (base,) = trial.load(specs[:1], tasks, tell).values()
-        once, numpys = _seconds(lambda: base.multiply(a, b)), _seconds(lambda: np.matmul(a, b))
-        numpy = planned.spec is None or numpys < _HOPELESS * once
-        specs = specs[: _affordable(max(once, numpys * numpy), seconds * _FIRST)]
-        loaded = trial.load(specs, tasks, tell)
-        kernels = {Candidate(spec, kernel.blocks).name: kernel for spec, kernel in loaded.items()}
-        kernels = _agreeing(base, kernels, a, b)
+        a, b, c = product.operands()
+        ours = product.call(a, b, c)
+        (base,) = _load(candidates[:1], tasks, tell).values()
+        chosen = trial.NUMPY if planned.spec is None else base.name
+        once = _seconds(lambda: base.run(ours))
+        # The planner leaves nothing to NumPy where NumPy has no BLAS, so it need not be asked there.
+        numpys = product.numpys_call(a, b, c) if product.op == "matmul" and product.dtype in BLAS else None
+        numpys_once = _seconds(numpys) if numpys else 0.0
+        if numpys_once >= _HOPELESS * once and planned.spec is not None:
+            numpys, numpys_once = None, 0.0
+        candidates = candidates[: _affordable(max(once, numpys_once), seconds * _FIRST)]
+        kernels = _agreeing(base, _load(candidates, tasks, tell), ours, c)
 
         tell(f"{len(kernels)} members")
-        first = trial.interleaved(kernels, a, b, seconds * _FIRST, threads, numpy)
+        first = trial.interleaved(kernels, ours, numpys, seconds * _FIRST, threads)
         names = [name for name in trial.ranked(first) if name != chosen][:FINALISTS]
         finalists = {name: kernels[name] for name in (*names, chosen) if name in kernels}
         best = next(kernels[name] for name in trial.ranked(first) if name in kernels)
-        resized = {Candidate(best.spec, blocks).name: replace(best, blocks=blocks) for blocks in resizings(best, problem)}
-        finalists |= _agreeing(base, resized, a, b)
+        resized = (replace(best, blocks=blocks) for blocks in resizings(best, problem))
+        finalists |= _agreeing(base, {kernel.name: kernel for kernel in resized}, ours, c)
         if chosen in finalists:
             finalists[TWIN] = finalists[chosen]
         tell(f"{len(finalists)} of them again")
-        last = trial.interleaved(finalists, a, b, seconds * (1 - _FIRST), threads, numpy)
-    return verdict(problem, threads, specs[0].isa, chosen, last, finalists)
+        last = trial.interleaved(finalists, ours, numpys, seconds * (1 - _FIRST), threads)
+    return verdict(problem, threads, base.spec.isa, chosen, last, finalists)
 
 
-def operands(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
-    """A and B with random elements, in memory as the problem says."""
-    random = np.random.default_rng(0)
-    dtype = np.dtype(problem.dtype)
-
-    def make(rows: int, columns: int, layout: str) -> np.ndarray:
-        shape = (columns, rows) if layout == "col" else (rows, columns)
-        if dtype.kind == "b":  # few true: sums of many end at once
-            numbers = random.random(shape) < 0.01
-        else:
-            numbers = random.standard_normal(shape) if dtype.kind in "fc" else random.integers(0, 100, shape)
-        return numbers.astype(dtype).T if layout == "col" else numbers.astype(dtype)
-
-    return make(problem.m, problem.k, problem.a_layout), make(problem.k, problem.n, problem.b_layout)
+def _specialised(spec: KernelSpec, problem: Problem, threads: int, tell: Callable[[str], None]) -> Tuned:
+    """The entry of a small shape that has a kernel for it alone. That serves as soon as it is there, before all
+    measurements, so it is built, and nothing else is measured."""
+    (kernel,) = trial.load([spec], 1, tell).values()
+    return Tuned(problem, threads, spec.isa, tuned.PLANNER, over=kernel.name, measured=_today())
 
 
-def proposals(problem: Problem, planned: Plan, machine: Host, options: Options) -> list[KernelSpec]:
+def _load(candidates: Sequence[Candidate], tasks: int, tell: Callable[[str], None]) -> dict[str, trial.Kernel]:
+    """The candidates' kernels by name; ``tasks`` for those that share something out."""
+    loaded = trial.load([candidate.spec for candidate in candidates], tasks, tell)
+    kernels = [loaded[x.spec] if not x.shares_stack else replace(loaded[x.spec], tasks=tasks, shares_stack=True) for x in candidates]
+    return {kernel.name: kernel for kernel in kernels}
+
+
+def proposals(problem: Problem, planned: Plan, machine: Host, options: Options) -> list[Candidate]:
     """The planner's choice (if it is a kernel) and its neighbours, the likelier first; no more than ``MEMBERS``.
 
     ValueError where the family has no kernel for the problem at all.
     """
-    base = planned.spec or plan(problem, machine, replace(options, variant=DEFAULT_VARIANT)).spec
+    if planned.spec is None:
+        planned = plan(problem, machine, replace(options, variant=DEFAULT_VARIANT))
+    base = planned.spec
     if base is None:
         raise ValueError(f"{problem.dtype} has no kernels on this machine: {planned.reason}")
-    found = [base]
+    found = [Candidate(base, planned.shares_stack)]
+    if problem.batch > 1 and options.num_threads and options.num_threads > 1:
+        found.append(Candidate(replace(base, parallel=""), not planned.shares_stack))
+    least = WASTE * _least_waste(base, problem)
     for spec in _neighbours(base, options):
-        if spec not in found and _fits(spec, problem) and _waste(spec, problem) <= WASTE * _least_waste(base, problem):
-            found.append(spec)
+        candidate = Candidate(spec, planned.shares_stack and not spec.parallel)
+        if candidate not in found and _fits(spec, problem) and _waste(spec, problem) <= least:
+            found.append(candidate)
     return found[:MEMBERS]
 
 
 def _neighbours(base: KernelSpec, options: Options) -> Iterator[KernelSpec]:
     if (base.isa, base.dtype) in UNBLOCKED_TILES:
-        yield unblocked_member(base.dtype, base.isa, parallel=base.parallel)
+        yield unblocked_member(base.dtype, base.isa, op=base.op, parallel=base.parallel)
     if not base.blocked:
-        base = member(base.variant, base.dtype, base.isa, None, base.packing, parallel=base.parallel)
+        base = member(base.variant, base.dtype, base.isa, None, base.packing, op=base.op, parallel=base.parallel)
         yield base
     variant, tiles = VARIANTS[base.variant], TILES[base.isa, base.dtype]
     for tile in tiles[variant.resident]:
@@ -158,7 +158,7 @@ def _neighbours(base: KernelSpec, options: Options) -> Iterator[KernelSpec]:
         if other.resident == variant.resident:
             yield replace(base, variant=other.name)
         for packing in (other.packable, other.packings[-1]):
-            yield member(other.name, base.dtype, base.isa, None, packing, parallel=base.parallel)
+            yield member(other.name, base.dtype, base.isa, None, packing, op=base.op, parallel=base.parallel)
     for tile in tiles[variant.resident]:
         for packing in variant.packings:
             yield replace(_with_tile(base, tile), packing=packing)
@@ -214,23 +214,33 @@ def verdict(
     best = trial.ranked(samples)[0]
     own = [samples[name] for name in (chosen, TWIN) if name in samples]
     ratio = min((timing.ratio(times, samples[best]) for times in own), key=lambda ratio: ratio.median)
-    entry = Tuned(problem, threads, isa, tuned.PLANNER, over=chosen, measured=datetime.date.today().isoformat())
+    entry = Tuned(problem, threads, isa, tuned.PLANNER, over=chosen, measured=_today())
     if best in (chosen, TWIN) or ratio.median < GAIN or ratio.low <= 1.0:
         return entry
     entry = replace(entry, ratio=(ratio.median, ratio.low, ratio.high))
     if best == trial.NUMPY:
         return replace(entry, winner=tuned.NUMPY)
-    winner = kernels[best]
-    blocks = {"mc": winner.blocks.mc, "nc": winner.blocks.nc}
-    return replace(entry, winner=tuned.MEMBER, spec=winner.spec, tasks=winner.tasks, **blocks)
+    won = kernels[best]
+    shared = {"tasks": won.tasks, "shares_stack": won.shares_stack}
+    return replace(entry, winner=tuned.MEMBER, spec=won.spec, mc=won.blocks.mc, nc=won.blocks.nc, **shared)
+
+
+def _today() -> str:
+    return datetime.date.today().isoformat()
 
 
 def _agreeing(
-    base: trial.Kernel, kernels: dict[str, trial.Kernel], a: np.ndarray, b: np.ndarray
+    base: trial.Kernel, kernels: dict[str, trial.Kernel], ours: Callable[[], np.ndarray], c: np.ndarray
 ) -> dict[str, trial.Kernel]:
-    """Those whose product is that of ``base`` to the bit: results must not depend on what was tuned."""
-    expected = base.multiply(a, b).tobytes()
-    return {name: kernel for name, kernel in kernels.items() if kernel.multiply(a, b).tobytes() == expected}
+    """Those whose product, which ``ours`` puts into ``c``, is that of ``base`` to the bit: results must not depend on what
+    was tuned."""
+
+    def result(kernel: trial.Kernel) -> bytes:
+        c[...] = 0  # which gemm reads
+        return kernel.run(ours).tobytes()
+
+    expected = result(base)
+    return {name: kernel for name, kernel in kernels.items() if result(kernel) == expected}
 
 
 def _seconds(call: Callable[[], object]) -> float:

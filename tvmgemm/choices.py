@@ -78,7 +78,7 @@ def _narrow_c(kind: Kind) -> list[Rule]:
         why = f"C is at most {kind.widest} wide: one column of tiles"
         return [Rule(Box(n=(0, kind.widest)), name, "none", UNBLOCKED, why)]
     vector = Rule(
-        Box(n=(0, lanes)), name, kind.least_packing, NARROW, f"C is at most {lanes} wide: one vector of it, many rows"
+        Box(n=(0, lanes)), name, kind.least_packing, NARROW, f"C is at most {lanes} wide: tiles one vector wide, of many rows"
     )
     tiny = replace(
         vector, box=vector.box.clipped("m", 0, FEW_ROWS_OF_TILES), tile=TINY,
@@ -86,10 +86,10 @@ def _narrow_c(kind: Kind) -> list[Rule]:
     )  # fmt: skip
     long = replace(
         vector, box=vector.box.clipped("k", LONG_ROWS, math.inf), tile=TINY,
-        reason=f"C is at most {lanes} wide, k >= {LONG_ROWS}: no more rows of A side by side than a set of L1 has ways",
+        reason=f"C is at most {lanes} wide, k >= {LONG_ROWS}: tiles of no more rows of A than a set of L1 has ways",
     )  # fmt: skip
     two_vectors = replace(
-        vector, box=Box(n=(0, 2 * lanes)), tile=SLENDER, reason=f"C is at most {2 * lanes} wide: a row of B is two vectors"
+        vector, box=Box(n=(0, 2 * lanes)), tile=SLENDER, reason=f"C is at most {2 * lanes} wide: tiles two vectors wide"
     )
     copied = _copied_b(kind) if kind.unblocked and kind.problem.dtype in STUDIED else []
     return [*copied, tiny, *([long] if kind.free else []), vector, two_vectors]
@@ -104,7 +104,7 @@ def _copied_b(kind: Kind) -> list[Rule]:
     )  # fmt: skip
     if kind.one_thread:
         return [copied]
-    # A copy for each thread spares them a meeting.
+    # With a copy for each thread, none has to wait for the others.
     own = replace(
         copied, box=Box(m=(0, FEW_ROWS), kn=(0.0, l2 / 8)),
         reason=f"m <= {FEW_ROWS} and a B of at most an eighth of L2, of which each thread makes its own copy",
@@ -126,7 +126,7 @@ def _b_within_reach(kind: Kind) -> list[Rule]:
     """Few rows and a B of as many times L2 as L3 delivers to them without delay: packing it is work for too few rows."""
     reach = 5 * kind.l2_block
     box = Box(m=(0, FLAT), kn=(0.0, float(reach)))
-    why = f"m <= {FLAT} and a B of at most {reach} elements, which is packed for too few rows"
+    why = f"m <= {FLAT} and a B of at most {reach} elements: packing more than its layout demands would not pay for so few rows"
     few = Rule(box.clipped("n", 0, 2 * kind.l2_columns), kind.variant.name, kind.least_packing, kind.tile_in_place, why)
     deep = replace(few, box=box.clipped("k", SHALLOW + 1, math.inf))  # of a short k a wide C is most of the traffic
     return [few, deep] if kind.b_row_major else [few]
@@ -134,7 +134,7 @@ def _b_within_reach(kind: Kind) -> list[Rule]:
 
 def _b_within_l2(kind: Kind) -> list[Rule]:
     """Blocks of B that L2 holds, unpacked too: for few rows, and for one block of k by tiles with no loops around them."""
-    block = f"blocks of B of at most {kind.kc} x {kind.held_columns}, which stay in L2 as they are"
+    block = f"blocks of B of at most {kind.kc} x {kind.held_columns}, which stay in L2"
     near = Box(n=(0, kind.held_columns))
     few = Rule(near.clipped("m", 0, FEW_ROWS), kind.variant.name, kind.least_packing, kind.tile_in_place, f"m <= {FEW_ROWS} and {block}")
     if not (kind.unblocked_in_place and kind.problem.dtype in STUDIED):
@@ -147,7 +147,7 @@ def _b_within_l2(kind: Kind) -> list[Rule]:
     held, near_c = float(kind.kc * kind.held_columns), 2.5 * kind.l2_block
     small = replace(
         few, box=Box(m=(FLAT + 1, math.inf), k=(0, steps), kn=(0.0, held), mn=(0.0, near_c)),
-        reason=f"m > {FLAT}, k <= {steps}, a B of at most {held:.0f} elements, which stays in L2 as it is, and a C of at most {near_c:.0f}",
+        reason=f"m > {FLAT}, k <= {steps}, a B of at most {held:.0f} elements, which stays in L2, and a C of at most {near_c:.0f}",
     )  # fmt: skip
     return [one, small, few]
 
@@ -177,19 +177,20 @@ def _film(kind: Kind) -> list[Rule]:
 def _shallow(kind: Kind) -> list[Rule]:
     """A k so short that the way of B and C through the caches decides."""
     few, name = Box(m=(0, FLAT), k=(0, SHALLOW)), kind.variant.name
-    in_place = f"m <= {FLAT} and k <= {SHALLOW}: A stays in L1, B goes by once, in place"
+    short = f"m <= {FLAT} and k <= {SHALLOW}"
+    in_place = f"{short}: A stays in L1, and B is read once, in place"
     found = []
     if kind.one_thread:
         afar = few.clipped("kn", kind.far_b, math.inf).clipped("m", FLAT // 2 + 1, FLAT)
         found.append(Rule(afar, ROWS_OF_C, "ab", IN_PLACE, f"k <= {SHALLOW} and {_from_afar(kind)}"))
     if kind.unblocked_in_place:
         near = few.clipped("kn", 0.0, kind.far_b)
-        found.append(Rule(near, name, "none", UNBLOCKED, f"{in_place}, from no further than L3"))
+        found.append(Rule(near, name, "none", UNBLOCKED, f"{in_place}, from L3 or nearer"))
     if not kind.b_row_major:
-        found.append(Rule(few, ROWS_OF_C, "ab", IN_PLACE, in_place))
+        found.append(Rule(few, ROWS_OF_C, "ab", IN_PLACE, f"{short}: A stays in L1, and B is packed right before it is used"))
     elif kind.one_thread:
         found.append(Rule(few, ROWS_OF_C, "a", IN_PLACE, in_place))
-    else:  # a shared A costs a meeting, and A is small
+    else:  # for a packed A, which is small, tasks would have to wait for each other
         found.append(Rule(few, name, "none", kind.tile_in_place, in_place))
     many = Box(m=(SHORT + 1, math.inf), n=(kind.l2_columns + 1, math.inf), k=(0, SHALLOW))
     why = f"k <= {SHALLOW}: C is most of the traffic, so its rows are written in turn"
@@ -206,7 +207,7 @@ def _few_rows(kind: Kind) -> list[Rule]:
     """Few rows of a large B: what packing it costs is shared by few products."""
     flat = Rule(
         Box(m=(0, FLAT), k=(SHALLOW + 1, math.inf)), "C3A2B0", "ac", PACKED,
-        f"m <= {FLAT}: each element of B goes to registers once, and only once",
+        f"m <= {FLAT}: each element of B is loaded into registers only once",
     )  # fmt: skip
     short = Rule(Box(m=(0, SHORT)), ROWS_OF_C, kind.packed_b, PACKED, f"m <= {SHORT}: B is packed right before it is used")
     # Of a B in another layout, rows in registers would be collected from as many lines of cache as they have elements.
@@ -218,7 +219,7 @@ def _packed(kind: Kind) -> list[Rule]:
     """All others: B is packed right before it is used, and A too, unless C is narrow."""
     lean = Rule(
         Box(m=(FEW_ROWS + 1, math.inf), n=(0, kind.l2_columns), k=(SHALLOW // 4, SHALLOW)), ROWS_OF_C, kind.packed_b, NARROW,
-        f"n <= {kind.l2_columns} and k <= {SHALLOW}: tiles one vector wide have the shortest start and end",
+        f"n <= {kind.l2_columns} and k <= {SHALLOW}: tiles one vector wide take the least time before and after their loop over k",
     )  # fmt: skip
     slim = Rule(
         Box(n=(0, FEW_COLUMNS)), ROWS_OF_C, kind.packed_b, PACKED,

@@ -145,7 +145,7 @@ def _shape_plan(spec: KernelSpec, problem: Problem, host: Host, threads: int) ->
     if threads > 1:
         sides["batch"] = (length, math.inf) if shared else (0, length - 1)
     why = f"{problem.m}x{problem.n}x{problem.k} has a kernel for this shape alone"
-    why += f"; a stack of at least {length} shared out" if shared else ""
+    why += f"; stacks of at least {length} are shared out" if shared else ""
     box = Box()
     for side, bounds in sides.items():
         box = box.clipped(side, *bounds)

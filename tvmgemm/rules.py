@@ -104,9 +104,9 @@ def _worth_sharing(rule: Rule, options: Options) -> Rule:
 
 
 def _left_to_blas(one: str, **bounds: tuple[float, float]) -> Rule:
-    """The rule for vectors of ``one``, m or n, within bounds that BLAS takes."""
-    why = "a matrix-vector product: NumPy's BLAS runs it at the speed of the caches"
-    return Rule(Box(**{one: (1, 1)}, **bounds), None, "", 0, f"{one} = 1 is {why}")
+    """The rule for products where ``one``, m or n, is 1, within bounds where BLAS is faster."""
+    why = "a matrix-vector product, which NumPy's BLAS computes at the speed of the caches"
+    return Rule(Box(**{one: (1, 1)}, **bounds), None, "", 0, f"{one} = 1: {why}")
 
 
 def _rows_in_l3(problem: Problem, host: Host) -> list[Rule]:
@@ -120,7 +120,7 @@ def _vectors(problem: Problem, host: Host) -> list[Rule]:
     """What BLAS computes faster: it adds up k in as many sums as help, where we keep to one order."""
     in_l1 = host.cache(1).bytes // DTYPES[problem.dtype].itemsize
     return [
-        Rule(Box(m=(1, 1), n=(1, 1)), None, "", 0, "a dot product: BLAS adds it up in many sums"),
+        Rule(Box(m=(1, 1), n=(1, 1)), None, "", 0, "a dot product, which NumPy's BLAS adds up in several sums at once"),
         _left_to_blas("n", k=(SHORT_GEMV + 1, math.inf)),
         _left_to_blas("n", work=(SMALL_GEMV + 1.0, math.inf)),
         _left_to_blas("m", k=(SHORT_SUMS + 1, math.inf)),
@@ -130,8 +130,8 @@ def _vectors(problem: Problem, host: Host) -> list[Rule]:
 
 
 def _small(kind: Kind) -> list[Rule]:
-    """Small products with a long k that BLAS computes faster, where it has kernels for them: it reads operands along k where we have
-    to turn them round for sums whose order is that of k."""
+    """Small products with a long k that BLAS computes faster, where it has kernels for them: it reads operands along k, where we
+    would first have to transpose them, because our sums add up k in order."""
     a, b, c, dtype = kind.problem.a_layout, kind.problem.b_layout, kind.problem.c_layout, kind.problem.dtype
     if kind.isa.vector_bytes < 64:
         return []
@@ -139,15 +139,15 @@ def _small(kind: Kind) -> list[Rule]:
     small = Box(mn=(0.0, SMALL_SUMS)) if sums else Box()
 
     def left(box: Box, why: str) -> Rule:
-        return Rule(box, None, "", 0, f"{why}: BLAS has kernels for small products that need not add up k in order")
+        return Rule(box, None, "", 0, f"{why}: NumPy's BLAS is faster, because it need not add up k in order")
 
     if c == "strided":  # few rows of a large B, exchanged
         few = small.clipped("n", 0, FEW_ROWS_OF_TILES // 2)
-        return [left(few, "few rows times a column-major B, as C^T of few columns")]
+        return [left(few, "a small product of few rows and a column-major B")]
     found = [
         left(
             small.clipped("n", 0, columns).clipped("k", steps, math.inf).clipped("work", float(least), math.inf),
-            f"n <= {columns}, k >= {steps} and m.n.k >= {least}",
+            f"a small product of n <= {columns}, k >= {steps} and m.n.k >= {least}",
         )
         for columns, steps, least in FEW_SUMS[dtype, b]
     ]
@@ -158,7 +158,7 @@ def _small(kind: Kind) -> list[Rule]:
             large = large.clipped("m", TALL_TILE, math.inf)
         if not kind.one_thread:  # a stack is shared out
             large = large.clipped("batch", 0, STACK_LENGTHS[-1][1] - 1)
-        found.append(left(large, f"B has more than {in_l1:.0f} elements and would be turned round"))
+        found.append(left(large, f"a column-major B of more than {in_l1:.0f} elements would have to be transposed"))
     return found
 
 
@@ -182,7 +182,7 @@ def _symmetric(kind: Kind) -> list[Rule]:
             box = rule.box.clipped("work", tasks * sharing.PARALLEL_WORK, math.inf)
             box = box.clipped("m", 4 * tasks * tiles[tile][0], math.inf)
             if possible(box):
-                found.append(replace(rule, box=box, parallel="ic", tasks=tasks, reason=f"{why}; its rows shared out"))
+                found.append(replace(rule, box=box, parallel="ic", tasks=tasks, reason=f"{why}; its rows are shared out"))
         found.append(rule)
     return found
 
@@ -192,7 +192,7 @@ def _choices_without_peer(kind: Kind) -> list[Rule]:
     the packing of both operands pays, for a packed kernel multiplies groups of elements and converts each element
     once."""
     seldom = arithmetic_of(kind.isa.name, kind.problem.dtype, "ab").any_order  # family/along_k.py
-    why = "both operands packed, unless C has few columns, whose elements are used too seldom" if seldom else "both operands packed"
+    why = "both operands packed, unless C has so few columns that packed elements would be used too seldom" if seldom else "both operands packed"
     packed = Rule(Box(), kind.variant.name, "ab", PACKED, why)
     if not kind.b_row_major:
         return [packed]
@@ -218,14 +218,14 @@ def _little_use(kind: Kind) -> list[Rule]:
     if how.group > 1:  # packed kernels multiply several times as fast
         widens = dtype.c.startswith(("int", "uint")) and dtype.a_size < dtype.c_size
         few = (FEW_WIDENED if widens else FEW_GROUPED) * how.planes
-        boxes = {f"m.n.k <= {GROUPED_WORK}": Box(n=(0, widest), k=(0, kc), work=(0, GROUPED_WORK))}
+        boxes = {f"m.n.k <= {GROUPED_WORK:.0f}": Box(n=(0, widest), k=(0, kc), work=(0, GROUPED_WORK))}
     else:
-        few, boxes = FEW, {f"at most {SHALLOW} x {widest}": Box(m=(0, SHALLOW), n=(0, widest), k=(0, kc))}
+        few, boxes = FEW, {f"C is at most {SHALLOW} x {widest}": Box(m=(0, SHALLOW), n=(0, widest), k=(0, kc))}
     if how.group == 1:
         boxes[f"n <= {widest} and k <= {BRIEF}"] = Box(n=(0, widest), k=(0, BRIEF))
     elif how.floating:  # NumPy's is BLAS's speed and a conversion
         boxes[f"k <= {BRIEF}"] = Box(k=(0, BRIEF))
-    used = f"m <= {few}, each element of B is used so often"
+    used = f"m <= {few}, so elements of B are used too seldom to be packed"
     boxes[used] = Box(m=(0, few), k=(0, kc if rounds_once(dtype.name) else math.inf))
     in_place = [Rule(box, name, "none", UNBLOCKED, f"{why}: read in place") for why, box in boxes.items()]
     if not rounds_once(dtype.name):
@@ -243,5 +243,5 @@ def _few_columns(kind: Kind) -> list[Rule]:
     lanes, found = lanes_of(kind.isa.name, kind.problem.dtype, "none"), []
     for tile, width in ((TINY, lanes), (SLENDER, 2 * lanes)):
         box = Box(m=(0, FEW_ROWS_OF_TILES), n=(0, width), k=(0, SHALLOW))
-        found.append(Rule(box, kind.variant.name, "none", tile, f"at most {FEW_ROWS_OF_TILES} x {width}, read in place"))
+        found.append(Rule(box, kind.variant.name, "none", tile, f"C is at most {FEW_ROWS_OF_TILES} x {width} and k <= {SHALLOW}: read in place"))
     return found

@@ -20,8 +20,8 @@ PARALLEL_WORK = 1 << 18
 #: bound takes as long as one of the bound; from the last on, what matters is that the shares come out even.
 STACK_LENGTHS = ((0.0, 512), (16.0**3, 64), (4 * 16.0**3, 16), (16 * 16.0**3, 8))
 
-#: Micro-tiles of rows per task from which A3B2C0 shares out rows: each task then packs blocks of its own, and no two
-#: have to meet.
+#: Micro-tiles of rows per task from which A3B2C0 shares out rows: each task then packs blocks of its own, and none waits
+#: for another.
 TALL = 16
 
 #: m up to which a B that no cache holds is read for too few products: each element of it once, into registers.
@@ -50,7 +50,7 @@ def stack_shared_out(rule: Rule, threads: int) -> list[Rule]:
     for (low, length), (above, _) in zip(STACK_LENGTHS, (*STACK_LENGTHS[1:], (math.inf, 0))):
         length = max(length, 4 * threads)
         box = rule.box.clipped("work", low, math.nextafter(above, 0.0)).clipped("batch", length, math.inf)
-        why = f"{rule.reason}; a stack of at least {length} shared out"
+        why = f"{rule.reason}; stacks of at least {length} are shared out"
         found.append(replace(rule, box=box, parallel=STACK, tasks=threads, reason=why))
     return found
 
@@ -71,7 +71,7 @@ def _shares(rule: Rule, kind: Kind) -> list[Rule]:
 
     def at_least(of: Rule, side: str, low: float, loop: str, what: str) -> Rule:
         box = of.box.clipped(side, low, math.inf)
-        return replace(of, box=box, parallel=loop, reason=f"{of.reason}; {what} shared out")
+        return replace(of, box=box, parallel=loop, reason=f"{of.reason}; {what} are shared out")
 
     rows = at_least(rule, "m", tasks * mr, "ic", "rows")
     columns = at_least(rule, "n", tasks * nr, "jc", "columns")

@@ -74,15 +74,16 @@ class Product:
     def problem(self) -> Problem:
         """What the planner is asked in a call. Memory for the operands is reserved, but not touched."""
         problem, _ = problem_of(self.call(*map(self._room, "abc")))
+        assert problem is not None  # nothing is empty, and strides are whole elements
         return problem
 
     def operands(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """A and B with random elements, and a C with zeros."""
-        random, made = np.random.default_rng(0), [self._room(x) for x in "abc"]
-        for x in made[:2]:
+        random, (a, b, c) = np.random.default_rng(0), map(self._room, "abc")
+        for x in (a, b):
             x[...] = _random(random, x.shape, x.dtype)
-        made[2][...] = 0
-        return tuple(made)
+        c[...] = 0
+        return a, b, c
 
     def call(self, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> Callable[[], np.ndarray]:
         """The call that computes it into ``c``."""

@@ -251,13 +251,12 @@ def _entry(data: Mapping, host: Host) -> Tuned:
     if entry.winner not in (MEMBER, NUMPY, PLANNER) or (entry.winner == MEMBER) != (entry.spec is not None):
         raise ValueError(f"an entry has no winner: {entry.winner!r}")
     if entry.spec is not None:
-        _check_member(entry, host)
+        _check_member(entry, entry.spec, host)
     return entry
 
 
-def _check_member(entry: Tuned, host: Host) -> None:
+def _check_member(entry: Tuned, spec: KernelSpec, host: Host) -> None:
     """Raise ValueError for a kernel that does not exist here, serves another problem, or would need too much memory."""
-    spec = entry.spec
     if (spec.dtype, spec.isa, spec.op) != (entry.problem.dtype, entry.isa, entry.problem.op) or spec.isa not in ISAS:
         raise ValueError(f"an entry's kernel is of another kind than its problem: {spec}")
     if (spec.step, spec.without, spec.shape) != (STEPS[-1], (), None) or spec.symmetric > entry.problem.symmetric:
@@ -287,7 +286,7 @@ def _flag(value: object) -> bool:
 
 
 def _ratio(values: Sequence) -> tuple[float, float, float]:
-    low_to_high = tuple(float(value) for value in values)
-    if len(low_to_high) != 3:
+    if len(values) != 3:
         raise ValueError(f"an entry's ratio is {values!r}: a median and two quartiles are needed")
-    return low_to_high
+    median, low, high = map(float, values)
+    return median, low, high

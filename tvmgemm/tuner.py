@@ -195,7 +195,7 @@ def _least_waste(base: KernelSpec, problem: Problem) -> float:
 def resizings(kernel: trial.Kernel, problem: Problem) -> list[BlockSizes]:
     """Blocks half and twice as high, half and twice as wide, where that makes a difference to the problem."""
     spec, blocks = kernel.spec, kernel.blocks
-    found = []
+    found: list[BlockSizes] = []
     if not spec.blocked:
         return found
     for side, tile, size in (("mc", spec.mr or 1, problem.m), ("nc", spec.nr or 1, problem.n)):
@@ -221,8 +221,9 @@ def verdict(
     if best == trial.NUMPY:
         return replace(entry, winner=tuned.NUMPY)
     won = kernels[best]
-    shared = {"tasks": won.tasks, "shares_stack": won.shares_stack}
-    return replace(entry, winner=tuned.MEMBER, spec=won.spec, mc=won.blocks.mc, nc=won.blocks.nc, **shared)
+    return replace(
+        entry, winner=tuned.MEMBER, spec=won.spec, mc=won.blocks.mc, nc=won.blocks.nc, tasks=won.tasks, shares_stack=won.shares_stack
+    )
 
 
 def _today() -> str:

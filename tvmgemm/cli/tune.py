@@ -102,7 +102,7 @@ def _products(arguments: argparse.Namespace) -> Iterator[Product]:
             if "bfloat16" in dtype and not _has_ml_dtypes():
                 print(f'tvmgemm tune: {dtype} is left out: it needs ml_dtypes, pip install "tvmgemm[ml_dtypes]"', file=sys.stderr)
                 continue
-            left_out = {}
+            left_out: dict[str, Product] = {}
             for batch, m, n, k in arguments.shapes:
                 for layouts in arguments.layouts:
                     product = Product(dtype, m, n, k, batch, op, layouts)
@@ -200,7 +200,8 @@ def _shapes(text: str) -> tuple[tuple[int, int, int, int], ...]:
         numbers = [int(number) if number.isdecimal() else 0 for number in name.split("x")]
         if len(numbers) not in (1, 3, 4) or not all(numbers):
             raise argparse.ArgumentTypeError(f"{name!r} is not {what}")
-        found.append((1, *(numbers * 3 if len(numbers) == 1 else numbers))[-4:])
+        batch, m, n, k = {1: [1, *3 * numbers], 3: [1, *numbers]}.get(len(numbers), numbers)
+        found.append((batch, m, n, k))
     return tuple(found)
 
 

@@ -54,6 +54,12 @@ def operands(m: int, n: int, k: int, dtype: str, a_layout: Layout, seed: int = 0
     return a, b, c
 
 
+def assert_bits_of_a_packed_kernel(a, b, c, isa: str | None) -> None:
+    """C is what a kernel that packs both operands makes of A and B, with one thread."""
+    with planned(BLOCKS, max_isa=isa, num_threads=1, variant=FORCED, packing="ab"), served_by_us(c.view.dtype.name):
+        assert_same_bits(c.view, tvmgemm.matmul(a.view, b.view))
+
+
 @every_dtype
 @newer_isas
 def test_every_tile(dtype, isa):
@@ -70,8 +76,7 @@ def test_every_tile(dtype, isa):
         with planned(BLOCKS, max_isa=isa, num_threads=1):
             assert ".unblocked" in plan_of(a, b)
             multiply(a, b, c, dtype)
-        with planned(BLOCKS, max_isa=isa, num_threads=1, variant=FORCED, packing="ab"):
-            assert_same_bits(c.view, tvmgemm.matmul(a.view, b.view))
+        assert_bits_of_a_packed_kernel(a, b, c, isa)
         assert_close(c.view, a.view, b.view)
 
 
@@ -106,8 +111,7 @@ def test_blocks_of_k_side_by_side(dtype, isa):
         with planned(BLOCKS, max_isa=isa, num_threads=1):
             assert ".unblocked" in plan_of(a, b)
             multiply(a, b, c, dtype)
-        with planned(BLOCKS, max_isa=isa, num_threads=1, variant=FORCED, packing="ab"):
-            assert_same_bits(c.view, tvmgemm.matmul(a.view, b.view))
+        assert_bits_of_a_packed_kernel(a, b, c, isa)
 
 
 @every_dtype
@@ -124,8 +128,7 @@ def test_rows_in_pairs(dtype, isa):
         with planned(BLOCKS, max_isa=isa, num_threads=1), np.errstate(all="raise"):
             assert ".unblocked" in plan_of(a, b)
             multiply(a, b, c, dtype)
-        with planned(BLOCKS, max_isa=isa, num_threads=1, variant=FORCED, packing="ab"):
-            assert_same_bits(c.view, tvmgemm.matmul(a.view, b.view))
+        assert_bits_of_a_packed_kernel(a, b, c, isa)
 
 
 @pytest.fixture(scope="module")
@@ -149,8 +152,7 @@ def test_shared_out(dtype, m, n, loop):
     with planned(BLOCKS, parallel_work=1, num_threads=2):
         assert plan_of(a, b) == f"{loop}.unblocked"
         multiply(a, b, c, dtype)
-    with planned(BLOCKS, num_threads=1, variant=FORCED, packing="ab"):
-        assert_same_bits(c.view, tvmgemm.matmul(a.view, b.view))
+    assert_bits_of_a_packed_kernel(a, b, c, None)
 
 
 @every_dtype
@@ -263,8 +265,7 @@ def test_b_without_contiguous_rows_is_copied(dtype, isa, layout):
             kernel = tvmgemm.explain(a.view, b.view).kernel
             assert f"-{UNBLOCKED_TILES[isa, dtype][0]}x{nr}-b-" in kernel and "-unblocked-" in kernel
             multiply(a, b, c, dtype)
-        with planned(BLOCKS, max_isa=isa, num_threads=1, variant=FORCED, packing="ab"):
-            assert_same_bits(c.view, tvmgemm.matmul(a.view, b.view))
+        assert_bits_of_a_packed_kernel(a, b, c, isa)
         assert_close(c.view, a.view, b.view)
 
 

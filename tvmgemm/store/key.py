@@ -69,11 +69,6 @@ class KernelKey:
         """One ``name: value`` line per part, and the digest."""
         return "\n".join([*(f"{name}: {value}" for name, value in self.parts), f"digest: {self.digest}"])
 
-    def differences(self, other: KernelKey) -> tuple[str, ...]:
-        """Names of the parts in which ``other`` differs, in order."""
-        ours, theirs = dict(self.parts), dict(other.parts)
-        return tuple(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
-
 
 def kernel_key(spec: KernelSpec) -> KernelKey:
     """The key of ``spec`` with this package's generator and pins, on this operating system."""

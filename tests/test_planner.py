@@ -113,7 +113,7 @@ DECISIONS = [
     ("desktop",   {"num_threads": 1},   9000,  90,   4,    {"b_layout": COL},      (V4, GOTO, "b", "", 1)),
     ("desktop",   {"num_threads": 1},   200,   2000, 2000, {},                     (V4, "A3B2C0", "b", "", 1)),
     ("desktop",   {"num_threads": 4},   200,   2000, 2000, {},                     (V4, "A3B2C0", "b", "jc", 4)),
-    # Few columns, or a B to be turned round, with a long k: small products for which BLAS has kernels of its own.
+    # Few columns, or a B that would have to be transposed, with a long k: small products for which BLAS has kernels of its own.
     ("desktop",   {"num_threads": 1},   400,   2,    64,   SMALL,                  NUMPY),
     ("desktop",   {"num_threads": 1},   400,   2,    64,   {},                     (V4, GOTO, "none", "", 1)),
     ("desktop",   {"num_threads": 1},   400,   2,    64,   SMALL | {"op": "gemm"}, (V4, GOTO, "none", "", 1)),

@@ -8,7 +8,7 @@ N sets and lines of L bytes in a cache and S bytes per element, for B3A2C0:
     L2   W2 - 1 - ceil(kc nr S / (N2 L2)) ways hold Ac (mc x kc)                        mc = ways N2 L2 / (kc S)
     L3   W3 - 1 - ceil(kc mc S / (N3 L3)) ways hold Bc (kc x nc)                        nc = ways N3 L3 / (kc S)
 
-The other variants follow by renaming. The micro-kernel of a variant loops over one dimension (k for resident C, n for
+For the other variants the same holds with the dimensions exchanged. The micro-kernel of a variant loops over one dimension (k for resident C, n for
 resident A, m for resident B): L1 decides that one, from the micro-panel that is reused there. The block packed for L2
 has that dimension and a second one, which L2 decides; L3 decides the third.
 
@@ -31,7 +31,7 @@ from .family.variants import LOOP_DIMENSION, OPERAND_DIMENSIONS, VARIANTS, Varia
 from .host import Cache, Host
 from .spec import KernelSpec
 
-#: kc is a multiple of this, so that the unrolled and the vectorised loops over k have no rest inside a block.
+#: kc is a multiple of this, so that the unrolled and the vectorised loops over k have no remainder inside a block.
 KC_STEP = 32
 
 #: Longer blocks of k gain nothing measurable and cost accuracy: each is one chain of additions.
@@ -87,7 +87,7 @@ def block_sizes(
     first = variant.stream
     second = _other_dimension(l2_operand, first)
     third = next(d for d in "mnk" if d not in (first, second))
-    # The micro-panel that the outer of the two inner loops holds on to meets each that the inner one brings.
+    # The micro-panel of the outer of the two inner loops is reused with each that the inner one streams.
     reused, passing = (tile[LOOP_DIMENSION[loop]] for loop in variant.inner)
 
     sizes = {"k": kc}

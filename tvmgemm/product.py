@@ -1,7 +1,7 @@
 """A product as people name it, ``float32 4x700x100``, its operands, and the calls that compute it.
 
-Which problem that is for the planner the inner loop decides (``Product.problem``): it exchanges operands, joins stacks, and
-knows what NumPy has BLAS compute.
+Which problem that is for the planner is decided by the inner loop (``Product.problem``): it exchanges operands, joins stacks,
+and knows what NumPy calls BLAS for.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Product:
 
     @property
     def bytes(self) -> int:
-        """Of the operands and of two results, which are compared."""
+        """Bytes of the operands and of two results, which are compared."""
         of = self.elements
         return self.batch * (of.a_size * self.m * self.k + of.b_size * self.k * self.n + 2 * of.c_size * self.m * self.n)
 

@@ -1,9 +1,10 @@
 """Finding out by measurement what serves a product best: the model proposes, a few members are timed in pairs.
 
 What is proposed is the planner's choice and its neighbours in the family: other micro-tiles, packings, variants and
-parallel loops, for a stack its own too. All of them and NumPy (where it has BLAS) take part in a first pass of interleaved rounds. The best of those, with smaller and
-larger blocks, meet the planner's choice again in a second pass, whose samples are new: the best of a dozen medians is
-lucky. There the planner's choice takes part twice, which shows the noise: whoever beats both becomes an entry of ``tuned``.
+parallel loops, for a stack also sharing out its products. All of them and NumPy (where it has BLAS) take part in a first
+pass of interleaved rounds. The best of those, with smaller and larger blocks, are measured against the planner's choice in
+a second pass with new samples, because the best of a dozen medians is partly luck. There the planner's choice takes part
+twice, which shows the noise: whoever beats both becomes an entry of ``tuned``.
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ class Elements:
         return T.call_llvm_intrin(self.sums.type, _DOT8[width], c, unsigned, signed)
 
     def _turned(self, x):
-        """The two halves of each lane in each other's places."""
+        """The two halves of each lane, exchanged."""
         return T.call_llvm_intrin(self.panels.type, f"llvm.fshl.v{self.lanes}i32", x, x, self.panels.splat(16))
 
     def some_false(self, sums: list):
@@ -263,7 +263,7 @@ class Elements:
         return tirx.Select(alpha[1] == none, real, both)
 
     def _exchanged(self, x):
-        """Real and imaginary parts in each other's places."""
+        """Real and imaginary parts, exchanged."""
         x = T.bind(x)
         return tirx.Shuffle([x], [lane ^ 1 for lane in range(lanes_of(x))])
 

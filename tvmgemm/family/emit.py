@@ -31,7 +31,7 @@ def const(value: int):
 def let(name: str, value):
     """Compute ``value`` once, here, under a name that the printed IR shows.
 
-    An index that hangs on conditions goes by way of memory, out of which LLVM takes it again. TVM's code generator
+    An index that depends on conditions goes through memory, from which LLVM moves it to a register again. TVM's code generator
     follows each name that is bound to the value, to learn of bounds and alignment. Conditions are made of names that
     are bound to conditions, and it looks into every one of them: for the kernels of small products that took three
     times as long as all that LLVM does, for others minutes. It does not look into memory.

@@ -1,7 +1,7 @@
 """The micro-kernel on a matrix unit, x86's AMX: eight registers, each a tile of 16 rows of 64 bytes.
 
 One instruction multiplies 16 rows of A by 16 columns of B over 16 groups along k (64 bytes, 32 bfloat16 numbers) and
-adds to 16 x 16 sums. An mr x nr tile of C rests in (mr/16).(nr/16) registers; a chunk of 16 steps takes mr/16 + nr/16
+adds to 16 x 16 sums. An mr x nr tile of C takes (mr/16).(nr/16) registers; a chunk of 16 steps takes mr/16 + nr/16
 loads. Vector instructions cannot read these registers, so the sums go to memory, and from there, as vectors, to C like
 those of every other kernel.
 

@@ -61,7 +61,7 @@ def resident_c(f: Figure) -> None:
         ahead = "; prefetches Bc ahead" if "B" in f.packed and prefetch else ""
         with f.loop("p", "kc", group, comment="micro-kernel" + f", {f.how.name}" * bool(own)):
             loads = vectors if "register-loads" not in f.spec.without else mr * vectors
-            each = 2 if f.how.halves else 1  # a pair of parts by a pair, and by a pair turned round
+            each = 2 if f.how.halves else 1  # a pair of parts by a pair, and by the same in exchanged order
             f.line(f"T += {a}*{b}", f.work(loads, mr, each * mr * vectors) + ahead)
         _compute_again(f)
         _finish(f, c)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .generator import Generator
     from .outer_loops import Block
 
-#: Bytes that slots may take beyond one per task: more of them mean fewer meetings of the tasks.
+#: Bytes that slots may take beyond one per task: the more there are, the less often tasks wait for each other.
 SLOTS_LIMIT = 4 << 20
 
 

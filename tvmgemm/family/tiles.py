@@ -147,7 +147,7 @@ def registers_needed(rows: int, columns: int, isa: Isa, how: Arithmetic, residen
 
     C: mr.nr/lanes accumulators, nr/lanes vectors of B and one broadcast of A. A (and B): the tile, mr/lanes (nr/lanes)
     vectors of C and one broadcast. Where a multiply-add is more than one instruction, one product more; of pairs of
-    parts the vectors of B turned round. Of a matrix unit the tile registers: those of C, and one row and one column of
+    parts the vectors of B with the parts exchanged. Of a matrix unit the tile registers: those of C, and one row and one column of
     them for A and B.
     """
     if how.matrix:

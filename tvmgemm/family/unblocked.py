@@ -129,8 +129,8 @@ def scratch(g: Generator):
 def _rows_of_b(g: Generator, task, first, number) -> View:
     """B with contiguous rows: as it is, or a copy in ``work`` of ``number`` vectors of columns from ``first`` on.
 
-    A task copies what it reads: all of B, or its own columns. (Had tasks to meet when each has copied a part, the cores
-    would then fetch the parts from each other, which takes longer.)
+    A task copies what it reads: all of B, or its own columns. (If each copied a part, tasks would have to wait for each
+    other, and then fetch the parts from each other's caches, which takes longer.)
     """
     if g.spec.packing == "none":
         return g.sources["B"].unit_e

@@ -1,4 +1,4 @@
-"""The variants of the family as rows: loop order, what is packed where, which operand rests in registers.
+"""The variants of the family as rows: loop order, what is packed where, which operand stays in registers.
 
 A name ``XiYjZ0`` reads: X is packed for level i of the cache hierarchy, Y for level j, Z stays in registers
 (Castello, Igual, Quintana-Orti, "Algorithm 1039", ACM TOMS 50(1), 2024, section 2; the original of the family is
@@ -30,7 +30,7 @@ class Variant:
 
     ``outer``: the cache-block loops, outermost first. ``packed``: (operand, loop) in the order in which they happen;
     the operand's block is packed inside that loop, before the next one starts (C: cleared there, brought back when
-    the inner loops are done). ``inner``: the loops over micro-tiles. ``resident``: the operand whose micro-tile rests
+    the inner loops are done). ``inner``: the loops over micro-tiles. ``resident``: the operand whose micro-tile stays
     in registers while the micro-kernel runs.
     """
 

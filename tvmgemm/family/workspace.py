@@ -168,7 +168,7 @@ class Workspace:
         return self._view("chosen", self._regions[name], offset)
 
     def _offset(self, name: str, index):
-        """Of a buffer, in its own elements."""
+        """The offset of a buffer, in its own elements."""
         region = self._regions[name]
         offset = region.offset if index is None or region.copies is None else region.offset + index * region.size
         wide = not self._of_panels(name) and self._sums_width > 1

@@ -58,6 +58,12 @@ def test_defaults():
     ]
 
 
+def test_type_checkers_know_every_keyword():
+    from tvmgemm.keywords import Keywords
+
+    assert list(Keywords.__annotations__) == list(SETTINGS)
+
+
 GOOD = [
     ("variant", "numpy", "numpy"),
     ("variant", "B3A2C0", "B3A2C0"),

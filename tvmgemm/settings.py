@@ -14,11 +14,16 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 from weakref import WeakSet
 
 from . import log
 from .forks import importing
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # that of typing from Python 3.11 on
+
+    from .keywords import Keywords
 
 ENVIRONMENT_PREFIX = "TVMGEMM_"
 MAX_THREADS = 1024
@@ -260,7 +265,7 @@ class options:
     'C3A2B0'
     """
 
-    def __init__(self, **keywords: object) -> None:
+    def __init__(self, **keywords: Unpack[Keywords]) -> None:
         self._values = {name: _checked(name, value) for name, value in keywords.items()}
         self._apply()
 

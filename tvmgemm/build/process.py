@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from .. import log
 
@@ -44,8 +44,8 @@ def import_path() -> list[str]:
     return [entry for entry in sys.path if os.path.isabs(entry) and os.path.realpath(entry) not in users]
 
 
-def _environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    passed_on = {name: environ[name] for name in _PASSED_ON if name in environ}
+def _environment() -> dict[str, str]:
+    passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     return {**passed_on, **dict.fromkeys(_ONE_THREAD, "1"), "LC_ALL": "C.UTF-8"}
 
 

@@ -92,7 +92,9 @@ def test_gemm_and_gaps_in_c(n):
 
 @pytest.mark.skipif(not any((isa, "bool") in TILES for isa in RUNNABLE), reason="no kernels of bool")
 @pytest.mark.parametrize("density", [0.01, 0.1, 0.5, 1.0])
-@pytest.mark.parametrize("m, n, k", [(40, 70, 900), (3, 100, 3000), (100, 3, 3000), (1, 500, 700), (17, 33, 257), (300, 300, 600)])
+@pytest.mark.parametrize("m, n, k", [
+    (40, 70, 900), (3, 100, 3000), (100, 3, 3000), (1, 500, 700), (17, 33, 257), (300, 300, 600), (60, 129, 11), (40, 8, 100),
+])  # fmt: skip
 def test_bools_of_every_density(m, n, k, density):
     """Rows, columns and tiles of sums that end at different terms, some of them with none or with the last one."""
     rng = np.random.default_rng(4)
@@ -110,12 +112,13 @@ def test_bools_of_every_density(m, n, k, density):
 @pytest.mark.parametrize("variant", ["B3A2C0", "A3B2C0"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_sums_that_end_late_among_others_that_end_soon(variant, threads):
-    """The first blocks of k are short where the sums that are looked at end soon: no other sum is cut short."""
+    """Where the sums that are looked at end soon, few terms of all are, or the first blocks of k are short: no other sum is cut short."""
     rng, (m, n, k) = np.random.default_rng(3), (70, 110, 1300)
-    for last in (0, 31, 32, 159, 160, 671, 672, k - 1, k):
+    for last in (0, 8, 23, 24, 31, 32, 159, 160, 279, 280, 671, 672, k - 1, k):
         for density in (0.6, 1.0):
             a, b = operand((m, k), "bool", "columns", rng, density), operand((k, n), "bool", "rows", rng, density)
-            a[7], b[:, 50] = False, False
+            a[7], b[:, 50] = False, False  # more sums than are searched one by one; of a[8], one
+            b[a[8], 60] = False
             if last < k:
                 a[7, last] = True
                 b[last, 50] = True

@@ -43,7 +43,11 @@ def product(g: Generator, otherwise: Callable[[], None]) -> None:
     if how.saturates:
         few = emit.minimum(v["m"], v["n"]) <= const(early.FEW)
         vectors = emit.both(tirx.Not(short), direct)
-        emit.branch(few, lambda: emit.branch(vectors, lambda: _shared_out(g, DotProducts(g, True).rows), lambda: early.few(g)), otherwise)
+
+        def few_or_others() -> None:
+            emit.branch(few, lambda: emit.branch(vectors, lambda: _shared_out(g, DotProducts(g, True).rows), lambda: early.few(g)), otherwise)
+
+        early.unless_soon(g, few_or_others)
         return
     direct = emit.both(few, direct)
     if how.floating:

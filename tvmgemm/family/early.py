@@ -1,12 +1,14 @@
 """Sums of bools that end early: a sum that is true stays so, whatever the terms to come.
 
 NumPy stops at the first true term of each sum. Tiles that read operands in place look now and then whether all of their sums
-are true, loops over blocks of k whether all of C is. Where a product has few rows or few columns, a list of the true elements
-of one of them says where the other operand's elements count, and each sum goes through it to its first true term.
+are true, loops over blocks of k whether all of C is. Where nearly all sums seem to end within a few terms, those are computed
+before anything is packed, and the sums that are left are searched. Where a product has few rows or few columns, a list of the
+true elements of one of them says where the other operand's elements count, and each sum goes through it to its first true term.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ from tvm import tirx
 
 from . import emit
 from .emit import T, const, let, loop
-from .vectors import variable
+from .vectors import Vectors, variable
 from .views import View
 
 #: Rows or columns up to which lists are made: packing would take longer than as many sums that end soon.
@@ -29,6 +31,14 @@ UNDECIDED = 16
 #: Sums of C that are looked at before anything is packed, and their first terms that are: if each is true by then, nearly all
 #: of C is with the first so many, and those are the first block of k. Each block after it is so many times as long.
 SAMPLES, SAMPLED, GROWTH = 4, 32, 4
+
+#: Terms of each sum that are looked at in vectors across columns, before anything is packed, and how many at a time, until all
+#: sums of a vector are true; rows and columns from which.
+LOOKED, AT_A_TIME, LOOKED_FROM = 24, 8, 8
+
+#: What may be spent on searching the sums that are false after those: so much to begin with, and one term for so many sums that
+#: were looked at, a part of what NumPy takes for them. To begin a search costs as much as so many terms.
+SEARCHED, SEARCHED_PART, SEARCH = 256, 4, 8
 
 if TYPE_CHECKING:
     from .generator import Generator
@@ -59,21 +69,117 @@ def all_true(g: Generator, i0, rows, j0, columns):
 
 def first_block(g: Generator, m: Block, n: Block, extent, step):
     """Length of the first block of k: short if sums spread over this part of C end soon, else ``step``."""
-    length = variable("first_length", const(SAMPLED))
+    return tirx.Select(_soon(g, (m.start, m.size), (n.start, n.size), extent), const(SAMPLED), step)
+
+
+def _soon(g: Generator, m: tuple[Any, Any], n: tuple[Any, Any], extent):
+    """Condition: sums spread over this part of C, (start, size) of rows and columns, end soon."""
+    soon = variable("soon", const(1))
     a, b, none = g.sources["A"].any, g.sources["B"].any, tirx.const(0, "uint8")
     with loop("sample", const(SAMPLES)) as t:
-        i = let("i", m.start + tirx.truncdiv((m.size - const(1)) * t, const(SAMPLES - 1)))
-        j = let("j", n.start + tirx.truncdiv((n.size - const(1)) * (const(SAMPLES - 1) - t), const(SAMPLES - 1)))
+        i = let("i", m[0] + tirx.truncdiv((m[1] - const(1)) * t, const(SAMPLES - 1)))
+        j = let("j", n[0] + tirx.truncdiv((n[1] - const(1)) * (const(SAMPLES - 1) - t), const(SAMPLES - 1)))
         found = variable("found", const(0))
         with loop("p", emit.minimum(extent, const(SAMPLED))) as p:
             emit.branch(emit.both(a.get(i, p) != none, b.get(j, p) != none), lambda: _stop(found))
 
         def late() -> None:
-            length.set(step)
+            soon.set(const(0))
             emit.leave()
 
         emit.branch(found.get() == const(0), late)
-    return length.get()
+    return soon.get() != const(0)
+
+
+def unless_soon(g: Generator, otherwise: Callable[[], None]) -> None:
+    """The product by the first terms of its sums, if nearly all end there; ``otherwise()`` multiplies all others."""
+    v, done = g.values, variable("looked", const(0))
+    large = emit.minimum(v["m"], v["n"]) >= const(LOOKED_FROM)
+
+    def look() -> None:
+        soon = _soon(g, (const(0), v["m"]), (const(0), v["n"]), v["k"])
+        emit.branch(soon, lambda: _look(g, done))
+
+    emit.branch(emit.both(large, g.unit_columns), look)
+    emit.branch(done.get() == const(0), otherwise)
+
+
+def _look(g: Generator, done) -> None:
+    """C by the first terms of its sums, and those that are false then by single terms; ``done`` is 0 if too many are."""
+    v, bytes_, none = g.values, Vectors("uint8", g.isa.vector_bytes), tirx.const(0, "uint8")
+    lanes, a, b = const(bytes_.lanes), g.sources["A"].any, g.sources["B"].any
+    rows = View.on_stack("B_first", "uint8", (LOOKED, bytes_.lanes))
+    steps = let("looked_at", emit.minimum(v["k"], const(LOOKED)))
+    most = let("searched_most", emit.minimum(v["k"] - steps, const(SEARCHED)))
+    allowed = variable("allowed", const(SEARCHED))
+    done.set(const(1))
+
+    def give_up() -> None:
+        done.set(const(0))
+        emit.leave()
+
+    def search(i, j) -> None:
+        found, passed = variable("found", const(0)), variable("passed", const(0))
+        with loop("p", most, steps) as p:
+            passed.set(passed.get() + const(1))
+            emit.branch(emit.both(a.get(i, p) != none, b.get(j, p) != none), lambda: _stop(found))
+        allowed.set(allowed.get() - passed.get() - const(SEARCH))
+        emit.branch(found.get() != const(0), lambda: g.c_rows.set(tirx.const(1, "uint8"), i, j))
+        unknown = emit.both(found.get() == const(0), v["k"] - steps > most)
+        emit.branch(emit.either(unknown, allowed.get() < const(0)), give_up)
+
+    with loop("block", emit.ceil_div(v["n"], lanes)) as block:
+        j0 = let("j0", block * lanes)
+        columns = let("columns", emit.minimum(lanes, v["n"] - j0))
+        mask, copied = bytes_.mask("inside", columns), variable("copied", const(0))
+
+        def copy(p0, number, j0=j0, columns=columns) -> None:
+            with loop("p", number, p0) as p, loop("j", lanes) as j:
+                # All ones, for elements of A may be any byte; columns past the edge repeat the last one.
+                some = b.get(j0 + emit.minimum(j, columns - const(1)), p) != none
+                rows.set(tirx.Select(some, tirx.const(255, "uint8"), none), p, j)
+
+        with loop("i", v["m"]) as i:
+            row, sums = a.moved(i, const(0)), bytes_.register("first")
+            sums.set(bytes_.splat(0))
+            false = T.call_llvm_intrin("bool", f"llvm.vector.reduce.or.v{bytes_.lanes}i1", sums.get() == bytes_.splat(0))
+            with loop("terms", emit.ceil_div(steps, const(AT_A_TIME))) as terms:
+                p0 = let("p0", terms * const(AT_A_TIME))
+                number = let("number", emit.minimum(const(AT_A_TIME), steps - p0))
+
+                def more(p0=p0, number=number) -> None:
+                    copy(p0, number)  # noqa: B023
+                    copied.set(p0 + number)  # noqa: B023
+
+                emit.branch(copied.get() <= p0, more)
+                with loop("p", number, p0) as p:
+                    sums.set(sums.get() | (bytes_.splat(row.get(const(0), p)) & rows.get_vector(bytes_.lanes, p, const(0))))
+                emit.branch(tirx.Not(false), emit.leave)
+            _store(g, bytes_, T.bind(T.min(sums.get(), bytes_.splat(1))), i, j0, columns, mask)
+            allowed.set(allowed.get() + tirx.truncdiv(columns, const(SEARCHED_PART)))
+
+            def single(i=i, j0=j0, columns=columns) -> None:
+                with loop("j", columns, j0) as j:
+                    emit.branch(g.c_rows.get(i, j) == none, lambda: search(i, j))
+
+            emit.branch(emit.both(most > const(0), false), single)
+            emit.branch(done.get() == const(0), emit.leave)
+        emit.branch(done.get() == const(0), emit.leave)
+
+
+def _store(g: Generator, bytes_: Vectors, value, i, j0, columns, mask) -> None:
+    """A vector of C, ``columns`` of it."""
+    if g.isa.masks:
+        bytes_.masked_store(value, g.c_rows.address(i, j0), mask)
+        return
+
+    def singly() -> None:
+        row = View.on_stack("C_last", "uint8", (1, bytes_.lanes))
+        row.set_vector(value, bytes_.lanes, const(0), const(0))
+        with loop("j", columns) as j:
+            g.c_rows.set(row.get(const(0), j), i, j0 + j)
+
+    emit.branch(columns < const(bytes_.lanes), singly, lambda: g.c_rows.set_vector(value, bytes_.lanes, i, j0))
 
 
 def few(g: Generator) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from equivalence import RUNNABLE
@@ -9,32 +11,27 @@ from tuning import own_cache, use
 
 import tvmgemm
 from tvmgemm import dispatch, trial, tuned, tuner
+from tvmgemm.blocking import blocks_of
+from tvmgemm.host import host
+from tvmgemm.planner import shape_spec
+from tvmgemm.probe import problem_of
 from tvmgemm.product import Product
+from tvmgemm.settings import Options
 
 pytestmark = pytest.mark.skipif(not RUNNABLE, reason="no kernels for this CPU")
 
-# fmt: off
+#: One of BLAS's small products, one with exchanged operands, a vector that is turned round, a stack that is shared out, another
+#: operation, other dtypes.
 PRODUCTS = [
-    # One of BLAS's small products, one that is none, one with exchanged operands (float64) and one without.
-    *((Product(dtype, *size, layouts=layouts), 1) for dtype, size, layouts in [
-        ("float32", (60, 60, 60), "rr"), ("float32", (60, 60, 60), "rc"), ("float32", (20, 20, 20), "cr"),
-        ("float32", (150, 150, 150), "rc"), ("float64", (4, 700, 100), "rc"), ("float32", (4, 700, 100), "rc"),
-        ("float32", (2, 90, 60), "rc"),
-    ]),
-    # Vectors, whichever way round they are computed.
-    *((Product("float32", *size, layouts=layouts), 1) for size, layouts in [
-        ((1, 500, 300), "rr"), ((1, 500, 300), "rc"), ((500, 1, 300), "cr"), ((1, 1, 300), "rr"), ((300, 40, 1), "rr"),
-    ]),
-    # Stacks, which are shared out or not, or one product; a small shape that no kernel is for alone.
-    (Product("float32", 12, 16, 8, layouts="rc"), 1),
-    (Product("float32", 20, 20, 20, batch=300), 2), (Product("float32", 20, 20, 20, batch=3, layouts="rc"), 1),
-    (Product("float32", 300, 300, 300), 2), (Product("float32", 1, 40, 30, batch=50), 1),
-    # Other operations and dtypes.
-    (Product("float32", 60, 60, 60, op="gemm"), 1), (Product("float64", 4, 700, 100, op="gemm", layouts="rc"), 1),
-    (Product("int8", 70, 70, 70), 1), (Product("int8-int32", 70, 70, 70, layouts="rc"), 1), (Product("float16", 60, 60, 60), 1),
-    (Product("bfloat16-float32", 100, 100, 100), 1), (Product("bfloat16", 100, 100, 100, batch=3), 1), (Product("complex64", 60, 60, 60), 1),
-]
-# fmt: on
+    (Product("float32", 60, 60, 60), 1), (Product("float64", 4, 700, 100, layouts="rc"), 1),
+    (Product("float32", 1, 500, 300, layouts="rc"), 1), (Product("float32", 20, 20, 20, batch=300), 2),
+    (Product("float32", 60, 60, 60, op="gemm"), 1), (Product("int8", 70, 70, 70), 1), (Product("bfloat16-float32", 100, 100, 100), 1),
+]  # fmt: skip
+
+SIZES = [
+    (4, 700, 100), (2, 90, 60), (16, 100, 300), (60, 60, 60), (20, 20, 20), (150, 150, 150), (100, 100, 100), (12, 16, 8), (1, 500, 300),
+    (500, 1, 300), (1, 1, 300), (300, 40, 1), (1, 40, 30), (700, 3, 60), (1000, 6, 5),
+]  # fmt: skip
 
 
 def last_wins(kernels, ours, numpys, seconds, threads):
@@ -71,6 +68,34 @@ def test_an_entry_decides_its_own_call(product, threads, wins, tmp_path, monkeyp
         calls_are_served_so(product, decided)
 
 
+@pytest.mark.parametrize("layouts", ["rr", "rc", "cr", "cc"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "int8", "uint8-int8-int32"])
+def test_an_entry_of_whatever_product_decides_its_own_call(dtype, layouts, tmp_path, monkeypatch):
+    """As above for many more, with kernels that nobody builds: who would serve is known without them."""
+    monkeypatch.setattr(trial, "interleaved", last_wins)
+    monkeypatch.setattr(trial, "load", unbuilt)
+    monkeypatch.setattr(trial.Kernel, "run", lambda kernel, call: np.zeros(1))
+    monkeypatch.setattr(tuner, "_HOPELESS", np.inf)
+    won = 0
+    with own_cache(tmp_path) as store:
+        for size, (batch, threads) in itertools.product(SIZES, [(1, 1), (3, 1), (600, 2)]):
+            product = Product(dtype, *size, batch=batch, layouts=layouts)
+            if product.bytes > 1 << 24 or shape_spec(product.problem(), host(), Options(num_threads=threads)):
+                continue
+            entry = tuner.tune(product, threads, 10.0)
+            won += entry.winner == tuned.MEMBER
+            use(store, entry)
+            with tvmgemm.options(num_threads=threads, jit="off"):
+                decided, _ = dispatch.decide(problem_of(product.call(*product.operands()))[0])
+            assert decided.tuned == (entry.winner != tuned.PLANNER), product
+            assert not decided.tuned or (decided.spec, decided.reason) == (entry.spec, entry.reason), product
+    assert won > 15
+
+
+def unbuilt(specs, tasks=1, progress=None):
+    return {spec: trial.Kernel(spec, blocks_of(spec, host()), tasks if spec.parallel else 1, None) for spec in specs}
+
+
 def said_of(decided):
     return trial.name_of(decided.spec, decided.blocks, decided.shares_stack) if decided.served else trial.NUMPY
 
@@ -100,15 +125,21 @@ def test_a_small_shape_gets_its_own_kernel(tmp_path):
             calls_are_served_so(product, decided)
 
 
-@pytest.mark.parametrize("dtype, many", [("float32", True), ("complex128", True), ("int32", False), ("int8-int32", False)])
-def test_numpy_takes_part_where_it_has_blas(dtype, many, monkeypatch):
-    asked = []
-    monkeypatch.setattr(trial, "interleaved", lambda kernels, ours, numpys, *rest: asked.append(numpys) or numpy_wins(kernels, ours, numpys, *rest))
+@pytest.mark.parametrize(
+    "product, asked",
+    [(Product("float32", 60, 60, 60), True), (Product("complex64", 60, 60, 60), True), (Product("int8", 70, 70, 70), False),
+     (Product("float32", 60, 60, 60, op="gemm"), False)],
+    ids=str,
+)  # fmt: skip
+def test_numpy_takes_part_where_it_has_blas(product, asked, monkeypatch):
+    peers = []
+
+    def noted(kernels, ours, numpys, seconds, threads):
+        peers.append(numpys is not None)
+        return numpy_wins(kernels, ours, numpys, seconds, threads)
+
+    monkeypatch.setattr(trial, "interleaved", noted)
     monkeypatch.setattr(tuner, "_HOPELESS", np.inf)
     monkeypatch.setattr(tuner, "MEMBERS", 2)
-    for op in ("matmul", "gemm"):
-        product = Product(dtype, 60, 60, 60, op=op)
-        if product.objection is None:
-            tuner.tune(product, 1, 1.0)
-            assert all((numpys is not None) == (many and op == "matmul") for numpys in asked) and asked
-            asked.clear()
+    tuner.tune(product, 1, 1.0)
+    assert peers == [asked, asked]

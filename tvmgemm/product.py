@@ -119,4 +119,7 @@ def _numpy_dtype(name: str) -> np.dtype:
 def _random(random: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     if dtype.kind == "b":  # few true: sums of many end at once
         return random.random(shape) < 0.01
-    return (random.integers(0, 100, shape) if dtype.kind in "iu" else random.standard_normal(shape)).astype(dtype)
+    if dtype.kind in "iu":
+        return random.integers(0, 100, shape, dtype)
+    wide = np.float64 if dtype in (np.float64, np.complex128) else np.float32
+    return random.standard_normal(shape, wide).astype(dtype, copy=False)

@@ -35,6 +35,9 @@ ROUNDS = 101
 #: Seconds that one build process may take for all that is asked of it: a kernel takes 0.1 to 1 s.
 BUILD_TIMEOUT = 900.0
 
+#: How ``name_of`` begins for a kernel of one shape alone.
+OF_ONE_SHAPE = "specialised for"
+
 _ANY = -1  # a plan for operands of any layout
 _ALL_SIZES = (0, 2**62)
 
@@ -100,7 +103,7 @@ class Kernel:
 def name_of(spec: KernelSpec, blocks: BlockSizes, shares_stack: bool = False) -> str:
     """In the words of a report: ``B3A2C0 8x48 ab ic mc=128 nc=2304``."""
     if spec.shape is not None:
-        return f"specialised for {'x'.join(map(str, spec.shape))}"
+        return f"{OF_ONE_SHAPE} {'x'.join(map(str, spec.shape))}"
     shared = STACK if shares_stack else spec.parallel
     if not spec.blocked:
         return " ".join(filter(None, (spec.variant, "without blocks", "b" * (spec.packing == "b"), shared)))

@@ -53,7 +53,10 @@ def main(argv: list[str]) -> int:
         return _fail("nothing is left to measure", 2)
     if huge := next((product for product in products if product.bytes > _memory()), None):
         return _fail(f"{huge} takes {huge.bytes / 2**30:.0f} GiB, and this machine has {_memory() / 2**30:.0f}", 2)
-    wanted = list(_wanted(products, arguments.threads or (1, settings.current().threads)))
+    try:
+        wanted = list(_wanted(products, arguments.threads or (1, settings.current().threads)))
+    except MemoryError:
+        return _fail("there is not enough memory for the largest of the products; pass smaller shapes", 1)
     known = () if arguments.again else {entry.subject for entry in tuned.load(store, host())}
     todo = [one for one in wanted if tuned.subject_of(*one[1:], tunable[one[0].dtype]) not in known]
     found: list = []
@@ -66,8 +69,10 @@ def main(argv: list[str]) -> int:
         status = 130
     except BuildFailed as error:
         status = _fail(f"a kernel is missing: {error}", 1)
+    except MemoryError:
+        status = _fail(f"there is not enough memory for {todo[len(found)][0]}; pass smaller shapes", 1)
     except OSError as error:
-        status = _fail(f"the results can't be kept: {error.strerror}", 1)
+        status = _fail(f"the results can't be kept in {store.folder}: {error.strerror}", 1)
     dispatch.look_again()
     _report(found, len(wanted) - len(todo), len(todo) - len(found), store, status)
     return status
@@ -171,17 +176,20 @@ def _report(found: list, known: int, left: int, store, status: int) -> None:
     better = sum(entry.winner != tuned.PLANNER for _, entry in found)
     console.print(f"{len(found)} products measured, {better} of them served better than the planner would; "
                   f"{known} were known already")  # fmt: skip
-    if status == 130:
-        console.print(f"interrupted: {left} products are left; run it again to go on")
+    if left:
+        what = "interrupted" if status == 130 else "stopped"
+        console.print(f"{what}: {left} products are left; run it again to go on")
     if found:
         console.print(f"kept in {tuned.path(store, host())}", soft_wrap=True)
 
 
 def _winner(entry) -> str:
+    from tvmgemm.trial import OF_ONE_SHAPE, name_of
+
+    if entry.over.startswith(OF_ONE_SHAPE):
+        return "the planner's choice, built now"
     if entry.spec is None:
         return {tuned.PLANNER: "the planner's choice", tuned.NUMPY: "NumPy"}[entry.winner]
-    from tvmgemm.trial import name_of
-
     return name_of(entry.spec, entry.blocks(host()), entry.shares_stack)
 
 

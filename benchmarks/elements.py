@@ -37,7 +37,7 @@ def missing(name: str) -> str | None:
 def random(generator: np.random.Generator, shape: tuple[int, ...], name: str, density: float = 0.5) -> np.ndarray:
     """A C-contiguous array: standard normal numbers, integers over the whole range, or bools, ``density`` of them True."""
     dtype = np.dtype(name)
-    if dtype == bool:
+    if dtype.kind == "b":
         return generator.random(shape, np.float32) < density
     if np.issubdtype(dtype, np.integer):
         return np.frombuffer(generator.bytes(math.prod(shape) * dtype.itemsize), dtype).reshape(shape).copy()
@@ -65,7 +65,7 @@ def reference(a: np.ndarray, b: np.ndarray, name: str) -> np.ndarray:
 def wrong(result: np.ndarray, expected: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Where ``result`` and ``expected`` differ by more than two sums of k terms may; integers and bools may not differ."""
     dtype = expected.dtype
-    if dtype == bool or np.issubdtype(dtype, np.integer):
+    if dtype.kind in "biu":
         return np.asarray(result != expected)
     wide = np.float64 if dtype.name in ("float64", "complex128") else np.float32
     magnitudes = np.matmul(*(np.abs(x).astype(wide, copy=False) for x in (a, b)))

@@ -16,9 +16,9 @@ import tempfile
 from types import SimpleNamespace
 
 import pytest
+from tvmgemm._native import ffi, lib
 
 from tvmgemm import frontend
-from tvmgemm._native import ffi, lib
 
 SOURCE = r"""
 #include <pthread.h>
@@ -229,7 +229,8 @@ def plan(kernel, dtype: int = 0, op: int = 0, **fields):
     everything = dict(
         dtype=dtype, op=op, a_layout=-1, b_layout=-1, c_layout=-1, symmetric=-1, blas=-1,
         m_lo=0, m_hi=2**62, n_lo=0, n_hi=2**62, k_lo=0, k_hi=2**62, batch_lo=0, batch_hi=2**62,
-        mn_lo=0.0, mn_hi=float("inf"), kn_lo=0.0, kn_hi=float("inf"), work_lo=0.0, work_hi=float("inf"), kernel=kernel or ffi.NULL, mc=0, nc=0, kc=0, tasks=1,
+        mn_lo=0.0, mn_hi=float("inf"), kn_lo=0.0, kn_hi=float("inf"),
+        work_lo=0.0, work_hi=float("inf"), kernel=kernel or ffi.NULL, mc=0, nc=0, kc=0, tasks=1,
     )
     everything["id"] = fields.pop("id", None) or next(_PLAN_IDS)
     return ffi.new("tg_plan *", {**everything, **fields})

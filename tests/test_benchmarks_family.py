@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from equivalence import FLOAT_TILES
+from tvmgemm._native import lib
 
 import tvmgemm
 from benchmarks import __main__ as command
@@ -20,7 +21,6 @@ from benchmarks import family, heatmap, ladder, report
 from benchmarks.suite import Conditions, product
 from benchmarks.suites import SUITES
 from tvmgemm import trial
-from tvmgemm._native import lib
 from tvmgemm.family.members import member
 from tvmgemm.family.validity import check
 from tvmgemm.family.variants import VARIANTS

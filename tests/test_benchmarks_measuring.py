@@ -14,7 +14,6 @@ from benchmarks.suite import Case, Conditions, Suite, product
 from benchmarks.suites import SUITES
 from tvmgemm import settings
 
-
 # -- the machine and the peers
 
 

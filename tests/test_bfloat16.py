@@ -8,8 +8,8 @@ import sys
 
 import numpy as np
 import pytest
-from plain_kernels import native  # noqa: F401
 from arrays import LAYOUTS, arranged
+from plain_kernels import native  # noqa: F401
 
 import tvmgemm
 from tvmgemm.frontend import matmul

@@ -8,8 +8,21 @@ import threading
 import time
 
 import pytest
-from builds import OTHER, RACER, ROOT, SPEC, STARTS_FROM_C, THIRD, build_all, kernel_lock_is_free, leftovers, only
-from builds import compiler, no_compiler_chosen, object_file  # noqa: F401
+from builds import (  # noqa: F401
+    OTHER,
+    RACER,
+    ROOT,
+    SPEC,
+    STARTS_FROM_C,
+    THIRD,
+    build_all,
+    compiler,
+    kernel_lock_is_free,
+    leftovers,
+    no_compiler_chosen,
+    object_file,
+    only,
+)
 from stores import store, untouched  # noqa: F401
 
 from tvmgemm.build import process

@@ -183,7 +183,8 @@ def test_out(position):
 def test_out_of_vectors(kind, size):
     """One dimension, or none: an array of that shape comes back as it was given, every other is NumPy's to judge."""
     n, vector = size, np.arange(1.0, 1.0 + size)
-    a, b = (vector if kind != "matrix x vector" else np.add.outer(vector, vector), vector if kind != "vector x matrix" else np.add.outer(vector, vector))
+    matrix = np.add.outer(vector, vector)
+    a, b = matrix if kind == "matrix x vector" else vector, matrix if kind == "vector x matrix" else vector
     shape = np.dot(a, b).shape
     whole = np.full(3 * n + 2, np.nan)
     outs = [whole[1 : 1 + n], whole[1 : 1 + 2 * n : 2], whole[n + 1 : 1 : -1]] if shape else [whole[1:2].reshape(())]
@@ -274,7 +275,8 @@ def test_nothing_is_lost():
     a, b, out, scalar = np.ones((4, 4)), np.ones((4, 4)), np.ones((4, 4)), np.ones(())
     calls = (
         lambda: tvmgemm.matmul(a, b), lambda: tvmgemm.matmul(a, b, out), lambda: tvmgemm.matmul(a, b, out=out),
-        lambda: tvmgemm.matmul(a[0], b[0]), lambda: tvmgemm.matmul(a, b[0], out[0]), lambda: tvmgemm.matmul(a[0], b[0], scalar), lambda: pytest.raises(ValueError, tvmgemm.matmul, a, b[:3]),
+        lambda: tvmgemm.matmul(a[0], b[0]), lambda: tvmgemm.matmul(a, b[0], out[0]),
+        lambda: tvmgemm.matmul(a[0], b[0], scalar), lambda: pytest.raises(ValueError, tvmgemm.matmul, a, b[:3]),
     )  # fmt: skip
     before = [sys.getrefcount(x) for x in (a, b, out, scalar)]
     dtypes = sys.getrefcount(a.dtype)

@@ -9,7 +9,6 @@ from commands import ROOT, program, python, tvmgemm
 
 from tvmgemm.host import host
 
-
 # -- info, demo, the example
 
 

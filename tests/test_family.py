@@ -22,7 +22,6 @@ from tvmgemm.family.variants import VARIANTS
 from tvmgemm.problem import OPS
 from tvmgemm.spec import KernelSpec
 
-
 MEMBERS = [
     member(v.name, dtype, isa, tile, packing, parallel=parallel, op=op)
     for isa, dtype, v in itertools.product(RUNNABLE, FLOATS, VARIANTS.values())

@@ -141,7 +141,8 @@ def test_nothing_but_what_is_not_finite(kernels, way):
     """Operands without a finite element, with any layout: every sum is computed again."""
     spec, rng = packed(way, parallel="ic"), np.random.default_rng(6)
     for layouts in itertools.product(("row", "col", "strided"), repeat=2):
-        a, b = (lay_out(rng.choice([np.inf, -np.inf, np.nan], s, p=[0.6, 0.3, 0.1]).astype("f2"), x)[0] for s, x in zip(((35, 3), (3, 50)), layouts))
+        values = (rng.choice([np.inf, -np.inf, np.nan], s, p=[0.6, 0.3, 0.1]).astype("f2") for s in ((35, 3), (3, 50)))
+        a, b = (lay_out(x, layout)[0] for x, layout in zip(values, layouts))
         c = np.zeros((35, 50), "f4")
         assert kernels.multiply(spec, a, b, c, (32, 48, 32)) <= {"invalid"}
         with np.errstate(invalid="ignore"):

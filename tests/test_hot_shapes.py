@@ -194,7 +194,8 @@ def test_planner_puts_the_exact_shape_first():
 @pytest.mark.parametrize(
     "problem, options",
     [({"op": "gemm"}, {}), ({"b_layout": "col"}, {}), ({"c_layout": "strided"}, {}), ({"m": 17}, {}),
-     ({"m": 16, "n": 16, "k": 16}, {}), ({"m": 16, "n": 1, "k": 16}, {}), ({"k": 0}, {}), ({"dtype": "float16"}, {}), ({"dtype": "int64", "m": 16, "n": 4, "k": 16}, {}),
+     ({"m": 16, "n": 16, "k": 16}, {}), ({"m": 16, "n": 1, "k": 16}, {}), ({"k": 0}, {}), ({"dtype": "float16"}, {}),
+     ({"dtype": "int64", "m": 16, "n": 4, "k": 16}, {}),
      ({}, {"specialise": "off"}), ({}, {"packing": "none"}), ({}, {"variant": "B3A2C0"}), ({}, {"parallel_loop": "ic"})],
 )  # fmt: skip
 def test_no_kernel_for_the_shape_alone(problem, options):

@@ -5,8 +5,10 @@ import os
 import shutil
 
 import pytest
-from builds import STARTS_FROM_C
-from builds import object_file  # noqa: F401
+from builds import (
+    STARTS_FROM_C,
+    object_file,  # noqa: F401
+)
 
 from tvmgemm.build import link as link_module
 from tvmgemm.build.link import Linker, LinkError, find_linker, link

@@ -6,9 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
+from arrays import LAYOUTS, arranged
 from equivalence import planned
 from plain_kernels import native  # noqa: F401
-from arrays import LAYOUTS, arranged
 
 import tvmgemm
 from tvmgemm.frontend import matmul

@@ -10,11 +10,13 @@ import threading
 
 import numpy as np
 import pytest
-from arrays import whole_numbers
-from plain_kernels import compiler
-from plain_kernels import native  # noqa: F401
-
 import tvmgemm._native
+from arrays import whole_numbers
+from plain_kernels import (
+    compiler,
+    native,  # noqa: F401
+)
+
 from tvmgemm import frontend
 from tvmgemm.frontend import matmul
 

@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 from equivalence import RUNNABLE
-from processes import (
+from processes import (  # noqa: F401
     LINUX_WITH_KERNELS,
     SAY,
     WAIT,
     WITHOUT_TVM,
     assert_numpy_served_with_one_warning,
+    built,
     entries,
     run,
     script,
+    store,
 )
-from processes import built, store  # noqa: F401
 
 pytestmark = LINUX_WITH_KERNELS
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from equivalence import RUNNABLE
-from processes import LINUX_WITH_KERNELS, WAIT, WITHOUT_TVM, entries, run, start
-from processes import built, store  # noqa: F401
+from processes import LINUX_WITH_KERNELS, WAIT, WITHOUT_TVM, built, entries, run, start, store  # noqa: F401
 
 pytestmark = LINUX_WITH_KERNELS
 

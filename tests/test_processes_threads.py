@@ -6,8 +6,7 @@ import textwrap
 
 import pytest
 from equivalence import RUNNABLE
-from processes import LINUX_WITH_KERNELS, WAIT, entries, result, run, start
-from processes import built, store  # noqa: F401
+from processes import LINUX_WITH_KERNELS, WAIT, built, entries, result, run, start, store  # noqa: F401
 
 pytestmark = LINUX_WITH_KERNELS
 

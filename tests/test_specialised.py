@@ -82,7 +82,7 @@ OFTEN = ("int8", "uint16", "int64")
 
 
 @pytest.mark.parametrize("dtype", [pytest.param(d, marks=() if d in OFTEN else pytest.mark.slow) for d in INTEGERS])
-@pytest.mark.parametrize("cap", [None, pytest.param("x86-64-v3", marks=pytest.mark.slow), pytest.param("x86-64-v2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cap", [None, *(pytest.param(cap, marks=pytest.mark.slow) for cap in ("x86-64-v3", "x86-64-v2"))])
 def test_integers_wrap(tmp_path, dtype, cap):
     """Over their whole range, in any layout of A, with nothing written beside C."""
     isa, rng = host().isa(cap, dtype).name, np.random.default_rng(7)

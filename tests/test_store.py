@@ -8,12 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from stores import KEY, SPEC, files, put
-from stores import store, untouched  # noqa: F401
+from stores import KEY, SPEC, files, put, store, untouched  # noqa: F401
 
 from tvmgemm.store import KernelKey, kernel_key
 from tvmgemm.store.key import PINS, KernelKey, generator_digest, generator_sources
-
 
 # -- the key
 

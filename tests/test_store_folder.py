@@ -12,13 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from stores import KEY, SPEC, files, put
-from stores import store, untouched  # noqa: F401
+from stores import KEY, SPEC, files, put, store, untouched  # noqa: F401
 
 from tvmgemm import settings
 from tvmgemm.store import Store, kernel_key, open_store, user_folder
 from tvmgemm.store import folder as folder_module
-
 
 # -- locks
 

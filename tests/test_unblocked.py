@@ -158,7 +158,8 @@ def test_shared_out(dtype, m, n, loop):
 @every_dtype
 def test_scaled(dtype):
     """gemm: C is read where beta asks for it, and only once."""
-    for (m, n, k), (alpha, beta) in itertools.product([(5, 3, 70), (3, 3, 141), (17, 2, 41), (17, 40, 9), (50, 90, 33)], [(2.0, 0.0), (-0.5, 1.5)]):
+    sizes = [(5, 3, 70), (3, 3, 141), (17, 2, 41), (17, 40, 9), (50, 90, 33)]
+    for (m, n, k), (alpha, beta) in itertools.product(sizes, [(2.0, 0.0), (-0.5, 1.5)]):
         a, b, c = operands(m, n, k, dtype, row_major())
         if beta:
             fill(c.view, np.random.default_rng(5))

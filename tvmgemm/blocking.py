@@ -8,9 +8,9 @@ N sets and lines of L bytes in a cache and S bytes per element, for B3A2C0:
     L2   W2 - 1 - ceil(kc nr S / (N2 L2)) ways hold Ac (mc x kc)                        mc = ways N2 L2 / (kc S)
     L3   W3 - 1 - ceil(kc mc S / (N3 L3)) ways hold Bc (kc x nc)                        nc = ways N3 L3 / (kc S)
 
-For the other variants the same holds with the dimensions exchanged. The micro-kernel of a variant loops over one dimension (k for resident C, n for
-resident A, m for resident B): L1 decides that one, from the micro-panel that is reused there. The block packed for L2
-has that dimension and a second one, which L2 decides; L3 decides the third.
+For the other variants the same holds with the dimensions exchanged. The micro-kernel of a variant loops over one
+dimension (k for resident C, n for resident A, m for resident B): L1 decides that one, from the micro-panel that is
+reused there. The block packed for L2 has that dimension and a second one, which L2 decides; L3 decides the third.
 
 Three deviations, all measured (docs/design.md, "Block sizes"). A wide tile gets a kc of 128 from the first line, and then
 reading and writing C once per kc costs more than a Br that streams from L2: kc is at least what keeps both micro-panels

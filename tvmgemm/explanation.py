@@ -58,7 +58,8 @@ class Explanation:
         return f"specialised for {'x'.join(map(str, self.shape))}" if self.shape else self.variant
 
     def __str__(self) -> str:
-        lines: list[tuple[str, str | None]] = [("served by", f"tvmgemm, {self._what}" if self.served else "NumPy's own loop"), ("because", self.reason)]
+        who = f"tvmgemm, {self._what}" if self.served else "NumPy's own loop"
+        lines: list[tuple[str, str | None]] = [("served by", who), ("because", self.reason)]
         p = self.problem
         if p is not None:
             stack = f"{p.batch} x " if p.batch != 1 else ""

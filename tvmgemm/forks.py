@@ -15,7 +15,7 @@ importing = threading.RLock()
 os.register_at_fork(before=importing.acquire, after_in_parent=importing.release, after_in_child=importing.release)
 
 
-class once(Generic[_Value]):  # noqa: N801 - named and used like the other
+class once(Generic[_Value]):  # in lower case like functools.cached_property, and used like it
     """``functools.cached_property`` without the lock that Python before 3.12 holds while it computes. Two threads may
     compute a value twice."""
 

@@ -58,8 +58,8 @@ class Builds:
 loaded: dict[KernelSpec, Kernel] = {}
 builds = Builds()
 
-#: Called under ``lock`` with specs whose builds are over, however they ended.
-on_settled: Callable[[list[KernelSpec]], None] = lambda specs: None
+#: Called under ``lock`` with specs whose builds are over, however they ended; ``dispatch`` sets it.
+on_settled: Callable[[list[KernelSpec]], None] | None = None
 
 lock = threading.RLock()
 _changed = threading.Condition(lock)  # a build has come to something
@@ -225,7 +225,8 @@ def _settle(build: _Build, specs: list[KernelSpec]) -> None:
     over = [spec for spec in specs if _under_way.get(spec) is build]
     for spec in over:
         del _under_way[spec]
-    on_settled(over)
+    if on_settled is not None:
+        on_settled(over)
     _changed.notify_all()
 
 

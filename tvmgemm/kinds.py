@@ -8,8 +8,8 @@ from .blocking import kc_of
 from .family.isa import Isa
 from .family.tiles import IN_PLACE, TILES, UNBLOCKED, UNBLOCKED_TILES
 from .family.variants import VARIANTS, Variant
-from .host import Host
 from .forks import once
+from .host import Host
 from .problem import DTYPES, Problem
 from .settings import Options
 

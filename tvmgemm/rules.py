@@ -192,7 +192,7 @@ def _choices_without_peer(kind: Kind) -> list[Rule]:
     the packing of both operands pays, for a packed kernel multiplies groups of elements and converts each element
     once."""
     seldom = arithmetic_of(kind.isa.name, kind.problem.dtype, "ab").any_order  # family/along_k.py
-    why = "both operands packed, unless C has so few columns that packed elements would be used too seldom" if seldom else "both operands packed"
+    why = "both operands packed" + (", unless C has so few columns that packed elements would be used too seldom" if seldom else "")
     packed = Rule(Box(), kind.variant.name, "ab", PACKED, why)
     if not kind.b_row_major:
         return [packed]
@@ -243,5 +243,6 @@ def _few_columns(kind: Kind) -> list[Rule]:
     lanes, found = lanes_of(kind.isa.name, kind.problem.dtype, "none"), []
     for tile, width in ((TINY, lanes), (SLENDER, 2 * lanes)):
         box = Box(m=(0, FEW_ROWS_OF_TILES), n=(0, width), k=(0, SHALLOW))
-        found.append(Rule(box, kind.variant.name, "none", tile, f"C is at most {FEW_ROWS_OF_TILES} x {width} and k <= {SHALLOW}: read in place"))
+        why = f"C is at most {FEW_ROWS_OF_TILES} x {width} and k <= {SHALLOW}: read in place"
+        found.append(Rule(box, kind.variant.name, "none", tile, why))
     return found

@@ -23,8 +23,8 @@ from .workspace import CACHE_LINE
 
 if TYPE_CHECKING:
     from .generator import Generator
-    from .outer_loops import Block
     from .microkernel import Tile
+    from .outer_loops import Block
 
 
 def prefetches(g: Generator) -> bool:

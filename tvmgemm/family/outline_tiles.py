@@ -99,7 +99,9 @@ def _matrix(f: Figure, c: str, prefetch: bool) -> None:
                 products = f"{high * wide} products of {MATRIX_ROWS} x {span} by {span} x {MATRIX_ROWS}"
                 with _planes(f, first + last if split else ""):
                     a, b = ("q, ", "w-q, ") if split else ("q, ", "r, ") if f.how.halves else ("", "")
-                    work = f"{high + wide} loads, {products}" if not f.how.halves else f"{products}; {2 * high + 3 * wide} loads for all four"
+                    work = f"{high + wide} loads, {products}"
+                    if f.how.halves:
+                        work = f"{products}; {2 * high + 3 * wide} loads for all four"
                     f.line(f"tiles += Ac[{a}ir:+{mr}, p:+{span}]*Bc[{b}p:+{span}, jr:+{nr}]", work)
             f.line("T = tiles" if not split else "T += tiles << 8*w", "" if not split else f"from 0, {f.how.sum}, by way of U")
         _compute_again(f)

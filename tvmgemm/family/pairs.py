@@ -60,12 +60,12 @@ def _tiles(part: _Product, column, rows, left) -> None:
         a, b = g.sources["A"].unit_k.moved(i0, part.p0), g.rows_of_b.moved(part.p0, j0)
 
         def row_of_b(p):
-            return _load(single, "B", b, p, mask)  # noqa: B023
+            return _load(single, "B", b, p, mask)
 
         def multiply(pieces: Callable[[int], Any], p, step: int) -> None:
-            row = let("row", row_of_b(p))  # noqa: B023
+            row = let("row", row_of_b(p))
             twice = _joined(row, row)
-            for pair, each in enumerate(sums):  # noqa: B023
+            for pair, each in enumerate(sums):
                 spread = _shuffled(pieces(pair), [step] * width + [width + step] * width)
                 each.set(double.multiply_add(spread, twice, each.get()))
 
@@ -79,7 +79,7 @@ def _tiles(part: _Product, column, rows, left) -> None:
         done = let("done", whole * const(width))
         with loop("p", part.kb - done, done) as p:
             emit.rolled()
-            multiply(lambda pair: _joined(*(single.sums.splat(a.get(const(2 * pair + half), p)) for half in (0, 1))), p, 0)  # noqa: B023
+            multiply(lambda pair: _joined(*(single.sums.splat(a.get(const(2 * pair + half), p)) for half in (0, 1))), p, 0)
         _bring_back(g, single, sums, i0, j0, part.p0, mask)
 
 
@@ -90,7 +90,7 @@ def _bring_back(g: Generator, single: Elements, sums: list, i0, j0, p0, mask) ->
     def write(update: Callable) -> None:
         for i in range(ROWS):
             value = _shuffled(sums[i // 2].get(), [i % 2 * width + lane for lane in range(width)])
-            value = update(value, lambda: _load(single, "C", to, const(i), mask), single.sums.splat)  # noqa: B023
+            value = update(value, lambda: _load(single, "C", to, const(i), mask), single.sums.splat)
             if mask is None:
                 to.set_vector(value, width, const(i), const(0))
             else:

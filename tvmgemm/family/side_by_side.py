@@ -92,14 +92,14 @@ class _Part:
         def write(each: microkernel.Tile, update) -> None:
             to = g.c_rows.moved(self.i0, self.j0)
             for i in range(self.height):
-                value = update(each.sum(i, 0), lambda: self._load("C", to, const(i), const(0)), self.elements.sums.splat)  # noqa: B023
+                value = update(each.sum(i, 0), lambda: self._load("C", to, const(i), const(0)), self.elements.sums.splat)
                 if self.masked:
                     self.elements.c.masked_store(value, to.address(const(i), const(0)), self._mask())
                 else:
                     to.set_vector(value, lanes, const(i), const(0))
 
         for block, each in enumerate(tiles):
-            update_c(g, p0 == const(0) if block == 0 else False, lambda update: write(each, update))  # noqa: B023
+            update_c(g, p0 == const(0) if block == 0 else False, lambda update: write(each, update))
 
     def _steps(self, tiles: list[microkernel.Tile], p0, steps) -> None:
         """``steps`` of each tile, the first one's from p0 on, a step of each in turn."""
@@ -133,8 +133,8 @@ class _Part:
                 microkernel.outer_product(
                     each,
                     p,
-                    lambda i, p: self.elements.repeated("A", a.get(rows[i])),  # noqa: B023
-                    lambda c, p: self.elements.element("B", self._load("B", b, at["B"]), self.elements.lanes),  # noqa: B023
+                    lambda i, p: self.elements.repeated("A", a.get(rows[i])),
+                    lambda c, p: self.elements.element("B", self._load("B", b, at["B"]), self.elements.lanes),
                 )
 
     def _load(self, operand: str, view: View, *at):

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from . import emit, one_row, microkernel, pairs, side_by_side
+from . import emit, microkernel, one_row, pairs, side_by_side
 from .arithmetic import bits
 from .elements import Elements
 from .emit import const, let, loop
@@ -218,7 +218,8 @@ class _Product:
             return
         done = pairs.rows_in_pairs(self.g, self.rows, self.columns - column, self.kb)
         emit.branch(done > const(0), lambda: pairs.product(self, column, done))
-        replace(self, i0=emit.opaque("from_row", self.i0 + done), rows=emit.opaque("rows_left", self.rows - done))._tiles(elements, column, 1, True)
+        rest = replace(self, i0=emit.opaque("from_row", self.i0 + done), rows=emit.opaque("rows_left", self.rows - done))
+        rest._tiles(elements, column, 1, True)
 
     def _tiles(self, elements: Elements, column, width: int, masked: bool) -> None:
         """The loop ir, over the tiles of one column of tiles, ``width`` vectors wide; ``masked``: the last may not be
@@ -272,7 +273,7 @@ class _Product:
         def write(update: Callable) -> None:
             to = g.c_rows.moved(tile.row(0), tile.j0)
             for i, c in itertools.product(range(tile.mr // parts), tile.chunks()):
-                value = update(tile.sum(i, c), lambda: load("C", to, const(i), c), elements.sums.splat)  # noqa: B023
+                value = update(tile.sum(i, c), lambda: load("C", to, const(i), c), elements.sums.splat)
                 if c == last:
                     elements.c.masked_store(value, to.address(const(i), const(c)), mask)
                 else:

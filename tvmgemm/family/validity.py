@@ -9,7 +9,6 @@ from .members import shape_member
 from .tiles import UNBLOCKED_TILES, check_shape, check_tile
 from .variants import VARIANTS
 
-
 #: The dtypes that every variant and every step of the paper exists for.
 STUDIED = ("float32", "float64")
 

@@ -60,7 +60,7 @@ def _height(tile: Tile) -> int:
 def _each_row(tile: Tile, then: Callable[[int], None]) -> None:
     """``then(i)`` for each row of C that lies inside the matrix."""
     for i in range(_height(tile)):
-        emit.branch(tile.rows > const(i * tile.elements.parts), lambda: then(i))  # noqa: B023
+        emit.branch(tile.rows > const(i * tile.elements.parts), lambda: then(i))
 
 
 def _by_vectors(tile: Tile, c: Destination, update: Callable) -> None:
@@ -69,7 +69,7 @@ def _by_vectors(tile: Tile, c: Destination, update: Callable) -> None:
     for i in range(_height(tile)):
         for column in tile.chunks():
             at = (lanes, tile.row(i), tile.j0 + const(column))
-            value = update(tile.sum(i, column), lambda: c.rows.get_vector(*at), tile.vectors.splat)  # noqa: B023
+            value = update(tile.sum(i, column), lambda: c.rows.get_vector(*at), tile.vectors.splat)
             c.rows.set_vector(value, *at)
 
 
@@ -102,7 +102,7 @@ def _by_elements(tile: Tile, c: Destination, update: Callable) -> None:
         done = let("done", count * const(lanes))
     with loop("i", emit.minimum(tile.rows, const(tile.mr))) as i:
         for step in c.vector_strides:
-            emit.branch(c.column_stride == const(step), lambda: _spread(tile, c, update, i, count, step))  # noqa: B023
+            emit.branch(c.column_stride == const(step), lambda: _spread(tile, c, update, i, count, step))
         with loop("j", wide - done, done) as j:
             at = (tile.i0 + i, tile.j0 + j)
             c.any.set(update(c.scratch.get(i, j), lambda: c.any.get(*at), lambda scalar: scalar), *at)

@@ -139,6 +139,9 @@ WRONG = {
     "blocks without bounds": lambda data: spoil(data, "entries", 0, "mc", data["entries"][0]["mc"] * 10**6),
     "blocks of broken tiles": lambda data: spoil(data, "entries", 0, "mc", data["entries"][0]["mc"] + 1),
     "a kernel for half of C": lambda data: spoil(data, "entries", 0, "kernel", "symmetric", True),
+    "a kernel that cannot take its problem": lambda data: (
+        data["entries"][0]["kernel"].update(packing="none"), spoil(data, "entries", 0, "problem", "b_layout", "col")
+    )[1],
     "a kernel of an early step": lambda data: spoil(data, "entries", 0, "kernel", "step", "basic"),
     "more tasks than threads": lambda data: spoil(data, "entries", 0, "tasks", 2),
     "no ratio": lambda data: spoil(data, "entries", 0, "ratio", []),

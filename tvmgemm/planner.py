@@ -105,14 +105,17 @@ def plan(
     spec = shape_spec(problem, host, options)
     if spec is not None and spec in shapes:
         return _shape_plan(spec, problem, host, threads)
+    fitting = [] if forced(options) else [entry for entry in tuned if entry.applies(problem, isa.name, threads)]
     passed: list[Box] = []
-    for box, entry in [] if forced(options) else _measured(tuned, problem, isa, threads):
+    # What was measured itself comes before what is near it.
+    for box, entry in (*((entry.point, entry) for entry in fitting), *((entry.box, entry) for entry in fitting)):
         if box.holds(problem):
             box = box.beside(passed, problem)
             return Plan(
                 entry.spec, entry.blocks(host), entry.tasks, box, entry.reason, tuned=True, shares_stack=entry.shares_stack
             )
         passed.append(box)
+    passed = [entry.box for entry in fitting]  # each holds its point
     for rule in rules_for(problem, isa, host, options):
         if rule.box.holds(problem):
             return _decision(rule, rule.box.beside(passed, problem), problem, isa, host, options)
@@ -159,12 +162,6 @@ def hot_at(decided: Plan, problem: Problem, host: Host, options: Options) -> int
     smallest = replace(problem, m=m, n=n, k=k)
     small = all(getattr(smallest, side) <= LARGEST_SHAPE for side in ("m", "n", "k"))
     return HOT_PRODUCTS if small and shape_spec(replace(smallest, m=1, n=1, k=1), host, options) else 0
-
-
-def _measured(tuned: Sequence[Tuned], problem: Problem, isa: Isa, threads: int) -> list[tuple[Box, Tuned]]:
-    """The boxes that measurements decide, first match first: what was measured itself, then what is near it."""
-    fitting = [entry for entry in tuned if entry.applies(problem, isa.name, threads)]
-    return [*((entry.point, entry) for entry in fitting), *((entry.box, entry) for entry in fitting)]
 
 
 def _decision(rule: Rule, box: Box, problem: Problem, isa: Isa, host: Host, options: Options) -> Plan:

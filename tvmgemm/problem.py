@@ -116,6 +116,13 @@ class Problem:
     small_gemm: bool = False
 
     @once
+    def kind(self) -> tuple:
+        """All but the sizes, and but ``transposed``, which makes no difference to the planner."""
+        return (
+            self.dtype, self.op, self.a_layout, self.b_layout, self.c_layout, self.symmetric, self.gemv, self.small_gemm
+        )  # fmt: skip
+
+    @once
     def mn(self) -> float:
         """Elements of C of one product, as a float, like ``work``."""
         return float(self.m) * float(self.n)

@@ -25,6 +25,7 @@ from .blocking import BlockSizes, blocks_of
 from .boxes import Box
 from .family.isa import ISAS
 from .family.validity import check, unsuitable
+from .forks import once
 from .host import Host
 from .problem import DTYPES, LAYOUT_NAMES, OPS, Problem
 from .spec import STEPS, KernelSpec
@@ -75,12 +76,14 @@ class Tuned:
     tasks: int = 1
     shares_stack: bool = False
 
-    @property
+    # A miss in the table of plans asks all entries, so what it asks for is computed once.
+
+    @once
     def point(self) -> Box:
         """The sizes that were measured."""
         return self._around(0)
 
-    @property
+    @once
     def box(self) -> Box:
         """The sizes that the entry decides where nothing nearer was measured."""
         return self._around(1)
@@ -98,14 +101,8 @@ class Tuned:
         return subject_of(self.problem, self.threads, self.isa)
 
     def applies(self, problem: Problem, isa: str, threads: int) -> bool:
-        """Whether it has something to say about problems of these layouts, whatever their sizes."""
-        same = ("dtype", "op", "a_layout", "b_layout", "c_layout", "symmetric", "gemv", "small_gemm")
-        return (
-            self.winner != PLANNER
-            and (self.isa, self.threads) == (isa, threads)
-            and all(getattr(self.problem, name) == getattr(problem, name) for name in same)
-            and (self.spec is None or unsuitable(self.spec, problem) is None)
-        )
+        """Whether it has something to say about problems of this kind, whatever their sizes."""
+        return (self.isa, self.threads) == (isa, threads) and self.problem.kind == problem.kind and self.winner != PLANNER
 
     def blocks(self, host: Host) -> BlockSizes | None:
         """The block sizes of the winner. kc is the host's, which decides the order of summation."""
@@ -262,6 +259,8 @@ def _check_member(entry: Tuned, spec: KernelSpec, host: Host) -> None:
     if (spec.step, spec.without, spec.shape) != (STEPS[-1], (), None) or spec.symmetric > entry.problem.symmetric:
         raise ValueError(f"an entry's kernel is none that the planner uses for its problem: {spec}")
     check(spec)
+    if objection := unsuitable(spec, entry.problem):
+        raise ValueError(f"an entry's kernel cannot take its problem: {objection}")
     if entry.shares_stack and (spec.parallel or entry.problem.batch == 1):
         raise ValueError(f"an entry shares out a stack of {entry.problem.batch} and the loop {spec.parallel!r}")
     if entry.tasks > (entry.threads if spec.parallel or entry.shares_stack else 1):

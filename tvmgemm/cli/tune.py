@@ -147,13 +147,17 @@ def _measured(wanted: list[_Wanted], seconds: float) -> Iterator:
 
     from tvmgemm import tuner
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("tuning", total=len(wanted))
         for product, _, threads in wanted:
             what = f"{product}, {threads} thread{'s' * (threads != 1)}"
             bar.update(task, description=what)
-            yield product, tuner.tune(product, threads, seconds, lambda said: bar.update(task, description=f"{what}: {said}"))
+
+            def tell(said: str) -> None:  # without the long name of a kernel, which would leave no room for the bar
+                bar.update(task, description=f"{what}: {said.partition(':')[0]}")
+
+            yield product, tuner.tune(product, threads, seconds, tell)
             bar.advance(task)
 
 
@@ -174,22 +178,23 @@ def _report(found: list, known: int, left: int, store, status: int) -> None:
             table.add_row(str(product), str(entry.threads), entry.over, gain, _winner(entry))
         console.print(table)
     better = sum(entry.winner != tuned.PLANNER for _, entry in found)
-    console.print(f"{len(found)} products measured, {better} of them served better than the planner would; "
-                  f"{known} were known already")  # fmt: skip
+    console.print(f"{len(found)} measured, {better} of them served better than the planner would; {known} were known already")
     if left:
         what = "interrupted" if status == 130 else "stopped"
-        console.print(f"{what}: {left} products are left; run it again to go on")
+        console.print(f"{what}, {left} are left: run it again to go on")
     if found:
         console.print(f"kept in {tuned.path(store, host())}", soft_wrap=True)
+    if better:
+        console.print("print(tvmgemm.explain(a, b)) says of a product whether this decides it")
 
 
 def _winner(entry) -> str:
     from tvmgemm.trial import OF_ONE_SHAPE, name_of
 
     if entry.over.startswith(OF_ONE_SHAPE):
-        return "the planner's choice, built now"
+        return "the same, built now"
     if entry.spec is None:
-        return {tuned.PLANNER: "the planner's choice", tuned.NUMPY: "NumPy"}[entry.winner]
+        return {tuned.PLANNER: "the same", tuned.NUMPY: "NumPy"}[entry.winner]
     return name_of(entry.spec, entry.blocks(host()), entry.shares_stack)
 
 

@@ -45,7 +45,10 @@ def product(g: Generator, otherwise: Callable[[], None]) -> None:
         vectors = emit.both(tirx.Not(short), direct)
 
         def few_or_others() -> None:
-            emit.branch(few, lambda: emit.branch(vectors, lambda: _shared_out(g, DotProducts(g, True).rows), lambda: early.few(g)), otherwise)
+            def by_vectors() -> None:
+                _shared_out(g, DotProducts(g, True).rows)
+
+            emit.branch(few, lambda: emit.branch(vectors, by_vectors, lambda: early.few(g)), otherwise)
 
         early.unless_soon(g, few_or_others)
         return

@@ -128,6 +128,24 @@ def test_sums_that_end_late_among_others_that_end_soon(variant, threads):
                     np.testing.assert_array_equal(tvmgemm.matmul(a, b), expected)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_few_columns_of_bfloat16_in_every_layout(threads):
+    """Columns of B as they are, or of a copy; the largest copy there is, and one that would be larger."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    rng = np.random.default_rng(7)
+    for m, n, k in ((11, 2, 2018), (37, 4, 24), (5, 1, 33), (9, 8, 2048), (9, 8, 2049), (6, 7, 9), (23, 3, 10)):
+        for in_a, in_b in (("rows", "rows"), ("rows", "columns"), ("rows", "every other"), ("every other", "backwards"), ("rows", "one in three")):
+            a, b = (LAYOUTS[x](rng.standard_normal((3 * max(s), 3 * max(s))).astype(ml_dtypes.bfloat16), *s)
+                    for x, s in ((in_a, (m, k)), (in_b, (k, n))))  # fmt: skip
+            exact = a.astype("f8") @ b.astype("f8")
+            with planned(num_threads=threads, parallel_work=1 << 8), served_by_us("bfloat16-float32"):
+                wide = tvmgemm.matmul(a, b, dtype=np.float32)
+            np.testing.assert_allclose(wide, exact, rtol=1e-4, atol=1e-3)
+            with planned(num_threads=threads, parallel_work=1 << 8):
+                x, y = tvmgemm.matmul(a, b, dtype=ml_dtypes.bfloat16), wide.astype(ml_dtypes.bfloat16)
+            np.testing.assert_array_equal(x.astype("f4"), y.astype("f4"), err_msg="rounded once")
+
+
 def test_equal_rows_of_bfloat16_have_equal_sums():
     """In dot products (one column, and several that are contiguous) and in tiles."""
     ml_dtypes = pytest.importorskip("ml_dtypes")

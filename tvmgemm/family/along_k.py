@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tvm import tirx
 
 from . import early, emit
-from .dot_products import COLUMNS, DotProducts, finish, scalar_step, scalar_sum
+from .dot_products import COLUMNS, DotProducts, finish, room, scalar_step, scalar_sum
 from .emit import const, let, loop
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 #: k up to which the lanes of a vector cost more to add up than so many terms do one by one.
 SHORT = 8
+
+#: The same of bfloat16, of which packed tiles are faster: so much for each column beyond so many.
+SHORT_EACH, WIDE = 16, 5
 
 #: m.n.k up to which they do so in any number of columns: with less, to begin packing takes longer than all of it.
 LITTLE = 256
@@ -52,11 +55,14 @@ def product(g: Generator, otherwise: Callable[[], None]) -> None:
 
         early.unless_soon(g, few_or_others)
         return
-    direct = emit.both(few, direct)
     if how.floating:
-        # No copies: 0 times what lies in a gap may be a NaN, and with so much code besides LLVM keeps sums of tiles on the stack.
-        emit.branch(emit.both(tirx.Not(short), direct), lambda: _shared_out(g, DotProducts(g, True).rows), otherwise)
+        # No copies with gaps: 0 times what lies in a gap of A may be a NaN. And all of k at once, for sums are rounded once.
+        short = emit.either(short, v["k"] <= const(SHORT_EACH) * (v["n"] - const(WIDE)))
+        reached = emit.either(v["rsb"] == const(1), v["n"] * v["k"] <= const(room(g)))
+        suits = emit.both(emit.both(tirx.Not(short), few), emit.both(rows, reached))
+        emit.branch(suits, lambda: _shared_out(g, DotProducts(g, True).rows), otherwise)
         return
+    direct = emit.both(few, direct)
     for step in (-1, 2, -2):
         rows = emit.either(rows, v["csa"] == const(step))
     copied = emit.both(few, emit.both(v["m"] > const(1), rows))

@@ -31,13 +31,14 @@ COLUMNS = 8
 #: (The same for fewer rows, so that equal rows have equal sums.)
 ROWS, AT_ONCE = 4, 2
 
-#: Bytes of the copy of B.
-COPIED = 16 << 10
+#: Bytes of the copy of B, and of one that holds all of it.
+COPIED, COPIED_WHOLE = 16 << 10, 32 << 10
 
 
 def room(g: Generator) -> int:
     """Elements of the copy of B."""
-    return COPIED // (bits(g.elements.stored["B"]) // 8)
+    size = COPIED_WHOLE if g.elements.arithmetic.floating else COPIED
+    return size // (bits(g.elements.stored["B"]) // 8)
 
 
 def _groups(rows, most: int, then: Callable[[Any, int], None]) -> None:
@@ -80,7 +81,8 @@ def scalar_sum(g: Generator, name: str) -> Register:
 
 @dataclass(frozen=True)
 class DotProducts:
-    """Rows of A by vectors along k. ``direct``: so are columns of B; otherwise those of a copy are."""
+    """Rows of A by vectors along k. ``direct``: so are columns of B (of floating-point numbers, or those of a copy of all of B);
+    otherwise those of a copy, as A lies in memory, are."""
 
     g: Generator
     direct: bool
@@ -89,7 +91,7 @@ class DotProducts:
         """C[first : first + number]."""
         g, v = self.g, self.g.values
         if self.direct:
-            self._block(first, number, const(0), v["k"], View("B_column", g.pointers["B"], g.elements.stored["B"], (1,)), v["csb"])
+            self._block(first, number, const(0), v["k"], *(self._columns() if g.elements.arithmetic.floating else self._in_place()))
             return
         # A task has a copy of its own.
         column = View.on_stack("B_columns", g.elements.stored["B"], (1, room(g)))
@@ -101,6 +103,26 @@ class DotProducts:
             size = let("kb", emit.minimum(kb, v["k"] - p0))
             copies = self._copy(column.sliced(0, const(0)), length, apart, p0, size)
             self._block(first, number, p0, let("span", (size - const(1)) * apart + const(1)), copies, length)
+
+    def _in_place(self) -> tuple[View, Any]:
+        """Columns of B, and from one to the next."""
+        return View("B_column", self.g.pointers["B"], self.g.elements.stored["B"], (1,)), self.g.values["csb"]
+
+    def _columns(self) -> tuple[View, Any]:
+        """Columns of B where they are contiguous, or of a copy (a task has one of its own), and from one to the next."""
+        g, v = self.g, self.g.values
+        dtype, contiguous = g.elements.stored["B"], v["rsb"] == const(1)
+        copy, source = View.on_stack("B_columns", dtype, (1, room(g))), g.sources["B"].any
+
+        def fill() -> None:
+            with loop("p", v["k"]) as p, loop("j", v["n"]) as j:
+                copy.set(source.get(j, p), const(0), j * v["k"] + p)
+
+        emit.branch(tirx.Not(contiguous), fill)
+        places = (emit.address(base, const(0)) for base in (g.pointers["B"], copy.address(const(0), const(0))))
+        start = let("columns", tirx.Select(contiguous, *places))
+        column = View("B_column", T.reinterpret("handle", start), dtype, (1,))
+        return column, let("column_step", tirx.Select(contiguous, v["csb"], v["k"]))
 
     def _copy(self, to: View, length, apart, p0, size) -> View:
         """Columns of B, a ``length`` from each other, as A's rows lie in memory."""

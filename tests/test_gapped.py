@@ -103,3 +103,13 @@ def test_old_elements_of_c_are_read(dtype, step):
             tvmgemm.gemm(a.view, b.view, c.view, alpha=0.5, beta=beta)
         np.testing.assert_allclose(c.view, expected, rtol=1e-3, atol=1e-4)
         np.testing.assert_array_equal(c.outside(), outside)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+def test_every_rest_of_k(dtype):
+    """Steps that do not fill a vector along k, of operands that are turned round while they are packed."""
+    lanes = ISAS[RUNNABLE[0]].lanes(np.dtype(dtype).itemsize)
+    for k, n in itertools.product(range(1, 2 * lanes + 2), (3, 2 * lanes, 3 * lanes + 5)):
+        operand = operands(9, n, k, dtype, row_major(), col_major(), row_major())
+        with planned(BLOCKS, num_threads=1, variant=FORCED, packing="ab"):
+            assert_multiplied(*operand, dtype)

@@ -12,6 +12,7 @@ and nobody reads what becomes of them. Panels cut up k: then they are part of ev
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,9 @@ from .elements import Elements
 from .emit import const, let, loop
 from .isa import Isa
 from .views import View
+
+#: Of the steps that a transpose in registers is for, the part from which it is worth while for those that are left over.
+LEAST_TURNED = 4
 
 
 @dataclass(frozen=True)
@@ -240,41 +244,65 @@ class _Panel:
 
     def transpose(self) -> None:
         """k has unit stride: load a vector of steps of each element, transpose in registers, store row by row."""
-        lanes, group, steps = self.lanes, self.elements.group, self._steps
-        chunks = range(0, self.width, lanes)
+        group, steps = self.elements.group, self._steps
         blocks = let("blocks", emit.tirx.truncdiv(self.kb, const(steps * group)))
         with loop("block", blocks) as block:
             p = let("p", block * const(steps))
-            # A store of a chunk that is wider than what is left of the panel spills into the next row, so rows are
-            # stored in ascending order with every chunk of a row before the next row.
-            pending = []
-            for c in chunks:
-                first = c // self.parts
-                rows = [self._row(first + r, p * const(group) if group > 1 else p) for r in range(steps)]
-                columns = self.elements.panels.transpose(rows, self.parts)
-                if self.width % lanes == 0:
-                    self._store_rows(p, [(c, columns)])
-                else:
-                    pending.append((c, columns))
-            if pending:
-                self._store_rows(p, pending)
-        self.gather(blocks * const(steps))
+            self._turn_round(p, lambda e: self._row(e, p * const(group) if group > 1 else p), lambda _step, store: store())
+        done = blocks * const(steps)
+        if not self.isa.masks or group > 1:
+            self.gather(done)
+            return
+        rest = let("rest", self.kb - done)
+        emit.branch(rest >= const(max(steps // LEAST_TURNED, 1)), lambda: self._transpose_rest(done, rest), lambda: self.gather(done))
+
+    def _transpose_rest(self, p, rest) -> None:
+        """The last ``rest`` steps, from step ``p`` on, which do not fill a vector."""
+        memory, outside = self.elements.memory(self.operand.name), self.elements.outside(self.operand.name)
+        inside = memory.mask("inside", rest * const(self.parts))
+
+        def load(at: tuple):
+            return self.elements.in_groups(self.operand.name, memory.masked_load(self.operand.unit_k.address(*at), inside, outside))
+
+        self._turn_round(p, lambda e: self._row(e, p, load), lambda step, store: emit.branch(rest > const(step), store))
+
+    def _turn_round(self, p, row: Callable, store_if: Callable) -> None:
+        """As many steps of the panel, from step ``p`` on, as a vector along k has: ``row(e)`` of each element, transposed, to
+        memory. ``store_if(step, store)`` stores a step if it is there."""
+        lanes, steps = self.lanes, self._steps
+        # A store of a chunk that is wider than what is left of the panel spills into the next row, so rows are
+        # stored in ascending order with every chunk of a row before the next row.
+        pending = []
+        for c in range(0, self.width, lanes):
+            columns = self.elements.panels.transpose([row(c // self.parts + r) for r in range(steps)], self.parts)
+            pending.append((c, columns))
+            if self.width % lanes == 0:
+                self._store_rows(p, pending, store_if)
+                pending = []
+        if pending:
+            self._store_rows(p, pending, store_if)
 
     @property
     def _steps(self) -> int:
         """Steps in a vector that runs along k, and elements in one that runs across."""
         return self.lanes // self.parts
 
-    def _row(self, e: int, k):
+    def _row(self, e: int, k, load: Callable | None = None):
+        """A vector of steps of element e, from index k of the block on; ``load(indices)``: of a view of the operand by its own
+        dimension, what it has from there on."""
         e = min(e, self.width // self.parts - 1)
         part = () if self.parts == 1 else (const(0),)
-        value = self.elements.consecutive(self.operand.name, self.operand.unit_k, self._at(e), self.p0 + k, *part)
+        at = (self._at(e), self.p0 + k, *part)
+        value = load(at) if load else self.elements.consecutive(self.operand.name, self.operand.unit_k, *at)
         return emit.T.bind(self._padded(const(e), value, self.elements.panels.splat))
 
-    def _store_rows(self, p, chunks) -> None:
-        for step in range(self._steps):
+    def _store_rows(self, p, chunks, store_if: Callable) -> None:
+        def store(step: int) -> None:
             for c, columns in chunks:
                 self.panels.set_vector(columns[step], self.lanes, self.panel, p + const(step), const(c))
+
+        for step in range(self._steps):
+            store_if(step, partial(store, step))
 
 
 def append_shift(elements: Elements, panels: View, width: int, first, count, steps) -> None:

@@ -63,9 +63,9 @@ CHOICES = {
         ((400, 600, 40), "C", "C"), ((200, 300, 200), "C", "C"),
         # A small B that is copied.
         ((8, 8, 8), "C", "F"), ((4, 64, 64), "C", "F"), ((128, 128, 64), "C", "F"), ((3, 2, 816), "F", "[::-1]"),
-        # Behind: operands with gaps, which NumPy copies for BLAS.
+        # Operands with gaps, which NumPy copies for BLAS, and a larger B that is copied. Few columns are behind.
         ((2, 78, 2411), "F", "[:,::2]"), ((180, 3, 997), "F", "[:,::2]"), ((2, 30, 549), "C", "[:,::2]"),
-        ((6, 2441, 12), "F", "F"),
+        ((6, 2441, 12), "F", "F"), ((24, 900, 24), "F", "F"), ((12, 700, 48), "[:,::2]", "F"),
     ),
     "complex": (
         ((2, 1024, 1024), "C", "C"), ((8, 1024, 1024), "C", "C"), ((16, 1024, 1024), "C", "C"), ((2, 800, 512), "C", "C"),

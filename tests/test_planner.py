@@ -129,6 +129,16 @@ DECISIONS = [
     ("desktop",   {"num_threads": 1},   8,     64,   400,  SMALL | {"b_layout": COL}, NUMPY),
     ("desktop",   {"num_threads": 1},   400,   2,    800,  SMALL | {"b_layout": COL, "c_layout": GAPS}, NUMPY),
     ("desktop",   {"num_threads": 1},   16,    80,   400,  SMALL | {"b_layout": COL}, (V4, GOTO, "b", "", 1)),
+    # Of two column-major operands, BLAS is ahead where its tiles of 16 rows fit (float64: from 4 rows on).
+    ("desktop",   {"num_threads": 1},   6,     2441, 12,   SMALL | {"a_layout": COL, "b_layout": COL}, (V4, GOTO, "b", "", 1)),
+    ("desktop",   {"num_threads": 1},   16,    900,  24,   SMALL | {"a_layout": COL, "b_layout": COL}, NUMPY),
+    ("desktop",   {"num_threads": 1},   24,    900,  24,   SMALL | {"a_layout": COL, "b_layout": COL}, (V4, GOTO, "b", "", 1)),
+    ("desktop",   {"num_threads": 1},   2,     900,  24,   SMALL | {"a_layout": COL, "b_layout": COL, "dtype": "float64"}, (V4, GOTO, "b", "", 1)),
+    ("desktop",   {"num_threads": 1},   6,     900,  24,   SMALL | {"a_layout": COL, "b_layout": COL, "dtype": "float64"}, NUMPY),
+    # A B of up to 1.5 times L2 is copied for few rows; with gaps, if its rows are short.
+    ("desktop",   {"num_threads": 1},   12,    700,  480,  {"b_layout": COL},      (V4, GOTO, "b", "", 1)),
+    ("desktop",   {"num_threads": 1},   90,    700,  480,  {"b_layout": COL},      (V4, "A3B2C0", "b", "", 1)),
+    ("desktop",   {"num_threads": 1},   2,     78,   2411, {"b_layout": GAPS, "dtype": "float64"}, (V4, GOTO, "b", "", 1)),
     ("laptop",    {"num_threads": 1},   400,   2,    64,   SMALL,                  (V3, GOTO, "none", "", 1)),
     # Stacks: each task has enough products, or the stack stays whole.
     ("desktop",   {},                   8,     8,    8,    {"batch": 511},         (V4, GOTO, "none", "", 1)),

@@ -40,6 +40,9 @@ SHORT = 256
 #: n up to which reading rows of A in place costs less than packing them.
 FEW_COLUMNS = 768
 
+#: n up to which rows of a B with gaps are copied vector by vector.
+GAPPED_COLUMNS = 80
+
 
 def choices(kind: Kind) -> list[Rule]:
     """What serves problems of the kind by their shape, first match first; the last rule holds everything."""
@@ -96,15 +99,17 @@ def _narrow_c(kind: Kind) -> list[Rule]:
 
 
 def _copied_b(kind: Kind) -> list[Rule]:
-    """A small B without contiguous rows. Larger ones gain nothing (measured: twice as large), and with many rows lose."""
-    l2 = kind.host.cache(2).bytes / kind.itemsize
-    copied = Rule(
-        Box(kn=(0.0, l2 / 16)), kind.variant.name, "b", UNBLOCKED,
-        "a B of at most a sixteenth of L2, copied to contiguous rows for tiles with no loops around them",
-    )  # fmt: skip
+    """A B without contiguous rows that is small or, of few rows of A, comes from no further than L3: turned round once, and then
+    read by tiles of which none computes rows in vain."""
+    l2, how = kind.host.cache(2).bytes / kind.itemsize, "copied to contiguous rows for tiles with no loops around them"
+    copied = Rule(Box(kn=(0.0, l2 / 16)), kind.variant.name, "b", UNBLOCKED, f"a B of at most a sixteenth of L2, {how}")
     if kind.one_thread:
-        return [copied]
-    # With a copy for each thread, none has to wait for the others.
+        # Of a narrower C, most of the copy would be what fills its vectors. Of rows with gaps a vector of each is copied at a time,
+        # which is slow where they are longer, and so in a page each.
+        low, high = kind.lanes + 1, GAPPED_COLUMNS if kind.problem.b_layout == "strided" else math.inf
+        box = Box(m=(0, FLAT), n=(low, high), kn=(0.0, 1.5 * l2))
+        return [copied, replace(copied, box=box, reason=f"m <= {FLAT}, {low} <= n <= {high} and a B of at most 1.5 times L2, {how}")]
+    # A copy for each thread spares them a meeting.
     own = replace(
         copied, box=Box(m=(0, FEW_ROWS), kn=(0.0, l2 / 8)),
         reason=f"m <= {FEW_ROWS} and a B of at most an eighth of L2, of which each thread makes its own copy",

@@ -154,12 +154,20 @@ def _small(kind: Kind) -> list[Rule]:
     if b == "col":
         in_l1 = 1.25 * kind.host.cache(1).bytes / kind.itemsize
         large = small.clipped("kn", in_l1 + 1.0, math.inf)
-        if not sums and dtype == "float32":
-            large = large.clipped("m", TALL_TILE, math.inf)
+        if not sums:
+            large = large.clipped("m", *_rows_for_blas(kind))
         if not kind.one_thread:  # a stack is shared out
             large = large.clipped("batch", 0, STACK_LENGTHS[-1][1] - 1)
         found.append(left(large, f"a column-major B of more than {in_l1:.0f} elements would have to be transposed"))
     return found
+
+
+def _rows_for_blas(kind: Kind) -> tuple[float, float]:
+    """Rows of a small product of two column-major operands that BLAS computes faster than our tiles, B's copy included. Of float32
+    it has tiles of 16 rows, so just that many are cheap."""
+    if kind.problem.dtype == "float32":
+        return (TALL_TILE - 1, TALL_TILE) if kind.one_thread else (TALL_TILE, math.inf)
+    return (4, math.inf) if kind.one_thread else (0, math.inf)
 
 
 def _symmetric(kind: Kind) -> list[Rule]:

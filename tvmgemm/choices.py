@@ -108,7 +108,7 @@ def _copied_b(kind: Kind) -> list[Rule]:
         # which is slow where they are longer, and so in a page each.
         low, high = kind.lanes + 1, GAPPED_COLUMNS if kind.problem.b_layout == "strided" else math.inf
         box = Box(m=(0, FLAT), n=(low, high), kn=(0.0, 1.5 * l2))
-        return [copied, replace(copied, box=box, reason=f"m <= {FLAT}, {low} <= n <= {high} and a B of at most 1.5 times L2, {how}")]
+        return [copied, replace(copied, box=box, reason=f"m <= {FLAT}, n >= {low} and a B of at most 1.5 times L2, {how}")]
     # A copy for each thread spares them a meeting.
     own = replace(
         copied, box=Box(m=(0, FEW_ROWS), kn=(0.0, l2 / 8)),

@@ -69,12 +69,13 @@ def test_what_is_in_the_store_is_not_built_again(store, compiler):
 def test_results_come_one_by_one(store, compiler):
     """The first result is there while the child is still at the second."""
     name = compiler(f"(spec.nr == {OTHER.nr}) and time.sleep(60)")
+    others = set(process.running)  # builds in the background that an earlier test has left
     results = build([SPEC, OTHER], store, 30.0, name, {})
     start = time.monotonic()
     assert next(results).spec == SPEC
     assert time.monotonic() - start < 15
     results.close()
-    assert not process.running
+    assert process.running <= others
     assert kernel_lock_is_free(store, OTHER)
 
 

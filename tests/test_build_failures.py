@@ -1,6 +1,7 @@
 """Everything that can go wrong with a build becomes the text of an error."""
 
 import os
+import selectors
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from builds import (  # noqa: F401
 )
 from stores import store, untouched  # noqa: F401
 
-from tvmgemm.build import parent
+from tvmgemm.build import parent, process
 from tvmgemm.build.parent import build
 from tvmgemm.store import Store, kernel_key
 
@@ -227,6 +228,24 @@ def test_ignoring_the_end_of_children_does_not_matter(store, compiler):
         assert "no answer" in only(build_all([OTHER], store, compiler("os._exit(3)"))).error
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+def test_an_answer_is_read_though_the_wait_for_it_was_interrupted(store, compiler, monkeypatch):
+    """A stopped program that goes on finds nothing to read where it waited, and the process ended: its answer is in the pipe."""
+    select = selectors.DefaultSelector.select
+
+    def interrupted(self, timeout=None):
+        (child,) = process.running - others
+        if child not in seen:
+            seen.add(child)
+            child._process.wait(30)
+            return []
+        return select(self, timeout)
+
+    seen, others = set(), set(process.running)
+    monkeypatch.setattr(selectors.DefaultSelector, "select", interrupted)
+    assert only(build_all([SPEC], store, compiler())).error is None
+    assert len(seen) == 1
 
 
 def test_a_failed_link_is_told_by_the_build(tmp_path, store, compiler, monkeypatch):

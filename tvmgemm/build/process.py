@@ -84,7 +84,7 @@ class Child:
             process.stdin.close()
         except OSError:
             pass  # it ended already; how, is read below
-        buffer = b""
+        buffer, ended = b"", False
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
             selector.register(process.stderr, selectors.EVENT_READ)
@@ -95,9 +95,12 @@ class Child:
                     return
                 if self._cancelled():
                     return
-                ready = selector.select(min(remaining, 0.25))
-                if not ready and process.poll() is not None:
+                ready = selector.select(0 if ended else min(remaining, 0.25))
+                if not ready and ended:
                     return  # something it started keeps the pipes open
+                # Nothing to read does not mean that the pipes are empty when it has ended: it may have answered between the
+                # two, and a wait that Ctrl-Z interrupts finds nothing either. Look once more.
+                ended = process.poll() is not None
                 for key, _ in ready:
                     chunk = os.read(key.fd, 1 << 16)
                     if not chunk:

@@ -49,10 +49,17 @@ typedef struct { uint16_t bits; } bfloat16;
 #define AS_half(to, x) float_of_half((x).bits)
 #define AS_bfloat16(to, x) float_of_bfloat16((x).bits)
 
+/* GCC makes vectors of loops from -O3 on (of its version 12 on from -O2, but only where they have no rest). */
+#if defined(__GNUC__) && !defined(__clang__)
+#define IN_VECTORS __attribute__((optimize("O3")))
+#else
+#define IN_VECTORS
+#endif
+
 /* A matrix of `from` with byte strides, to one of `to` without gaps. */
 typedef void (*convert_fn)(const char *x, intptr_t rs, intptr_t cs, int64_t rows, int64_t cols, void *result);
 #define CONVERT(from, to) \
-    static void from##_to_##to(const char *x, intptr_t rs, intptr_t cs, int64_t rows, int64_t cols, void *result) \
+    static IN_VECTORS void from##_to_##to(const char *x, intptr_t rs, intptr_t cs, int64_t rows, int64_t cols, void *result) \
     { \
         to *restrict out = result; \
         for (int64_t i = 0; i < rows; i++, x += rs, out += cols) { \
@@ -74,7 +81,7 @@ CONVERT(int16_t, int32_t)
 CONVERT(half, float)
 CONVERT(bfloat16, float)
 
-static void round_to_bfloat16(const float *x, char *result, intptr_t rs, intptr_t cs, int64_t rows, int64_t cols)
+static IN_VECTORS void round_to_bfloat16(const float *x, char *result, intptr_t rs, intptr_t cs, int64_t rows, int64_t cols)
 {
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < cols; j++)
@@ -95,6 +102,19 @@ static bool add_matrix(int64_t *elements, int64_t rows, int64_t cols)
     return !__builtin_mul_overflow(rows, cols, &size) && !__builtin_add_overflow(*elements, size, elements);
 }
 
+/* Converts the matrix in the order in which it lies in memory; `strides` are those of the result. */
+static void convert_as_it_lies(convert_fn convert, const char *x, intptr_t rs, intptr_t cs, int64_t rows, int64_t cols,
+                               intptr_t size, char *result, intptr_t strides[2])
+{
+    const bool by_columns = rows > 1 && (cols == 1 || (rs < 0 ? -rs : rs) < (cs < 0 ? -cs : cs));
+    if (by_columns)
+        convert(x, cs, rs, cols, rows, result);
+    else
+        convert(x, rs, cs, rows, cols, result);
+    strides[0] = by_columns ? size : cols * size;
+    strides[1] = by_columns ? rows * size : size;
+}
+
 /* Converts A and B to elements of `size` bytes and calls `loop` for each product of the batch. With `rounded`
  * those elements are floats, and so are the results, until they are rounded to C's bfloat16. */
 static void convert_and_call(char **args, const intptr_t *dims, const intptr_t *steps, convert_fn convert_a,
@@ -113,12 +133,14 @@ static void convert_and_call(char **args, const intptr_t *dims, const intptr_t *
     }
     char *b = a + m * k * size, *sums = b + k * n * size;
     const intptr_t one[] = { 1, m, k, n };
-    const intptr_t dense[] = { 0, 0, 0, k * size, size, n * size, size, rounded ? n * size : rsc, rounded ? size : csc };
+    intptr_t dense[] = { 0, 0, 0, 0, 0, 0, 0, rounded ? n * size : rsc, rounded ? size : csc };
     for (intptr_t i = 0; i < dims[TG_DIM_BATCH]; i++) {
         if (i == 0 || steps[TG_STEP_A])               /* else the same matrix again */
-            convert_a(args[0] + i * steps[TG_STEP_A], steps[TG_STEP_RSA], steps[TG_STEP_CSA], m, k, a);
+            convert_as_it_lies(convert_a, args[0] + i * steps[TG_STEP_A], steps[TG_STEP_RSA], steps[TG_STEP_CSA], m, k, size, a,
+                               dense + TG_STEP_RSA);
         if (i == 0 || steps[TG_STEP_B])
-            convert_b(args[1] + i * steps[TG_STEP_B], steps[TG_STEP_RSB], steps[TG_STEP_CSB], k, n, b);
+            convert_as_it_lies(convert_b, args[1] + i * steps[TG_STEP_B], steps[TG_STEP_RSB], steps[TG_STEP_CSB], k, n, size, b,
+                               dense + TG_STEP_RSB);
         char *c = args[2] + i * steps[TG_STEP_C], *operands[] = { a, b, rounded ? sums : c };
         loop(operands, one, dense, NULL);
         if (rounded)

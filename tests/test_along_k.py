@@ -133,10 +133,14 @@ def test_few_columns_of_bfloat16_in_every_layout(threads):
     """Columns of B as they are, or of a copy; the largest copy there is, and one that would be larger."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
     rng = np.random.default_rng(7)
+
+    def numbers(layout: str, rows: int, columns: int) -> np.ndarray:
+        size = tuple(3 * side for side in ((columns, rows) if layout == "columns" else (rows, columns)))
+        return LAYOUTS[layout](rng.standard_normal(size).astype(ml_dtypes.bfloat16), rows, columns)
+
     for m, n, k in ((11, 2, 2018), (37, 4, 24), (5, 1, 33), (9, 8, 2048), (9, 8, 2049), (6, 7, 9), (23, 3, 10)):
         for in_a, in_b in (("rows", "rows"), ("rows", "columns"), ("rows", "every other"), ("every other", "backwards"), ("rows", "one in three")):
-            a, b = (LAYOUTS[x](rng.standard_normal((3 * max(s), 3 * max(s))).astype(ml_dtypes.bfloat16), *s)
-                    for x, s in ((in_a, (m, k)), (in_b, (k, n))))  # fmt: skip
+            a, b = numbers(in_a, m, k), numbers(in_b, k, n)
             exact = a.astype("f8") @ b.astype("f8")
             with planned(num_threads=threads, parallel_work=1 << 8), served_by_us("bfloat16-float32"):
                 wide = tvmgemm.matmul(a, b, dtype=np.float32)

@@ -98,10 +98,11 @@ def mean(rows: Iterable[Row]) -> float:
 
 
 def against_the_better(rows: Iterable[Row]) -> list[Row]:
-    """Of each case the row against the peer that comes nearest to us, of those that a target is stated against."""
+    """Of each case the row against the peer that comes nearest to us, of those that a target is stated against; one that misses its
+    target before others, for targets may differ by peer."""
     judged = (row for row in rows if None not in (row.ratio, row.target))
     by_case = groups(judged, "case", "dtype", "threads", "entry").values()
-    return [min(rows, key=lambda row: row.ratio.median) for rows in by_case]
+    return [min(rows, key=lambda row: (not row.missed, row.ratio.median)) for rows in by_case]
 
 
 def summary(rows: Sequence[Row], target: float | None = None) -> list[str]:

@@ -108,6 +108,8 @@ def test_the_better_peer_of_each_case_counts():
     torch = replace(FASTER, peer="torch", ratio=Ratio(0.1, 0.1, 0.1, 25), target=None)
     assert report.against_the_better([FASTER, mkl, torch, SLOWER, ALONE]) == [mkl, SLOWER]
     assert report.mean([mkl, SLOWER]) == pytest.approx(0.75**0.5)
+    demanding = replace(FASTER, target=3.0)  # missed, though mkl comes nearer
+    assert report.against_the_better([mkl, demanding]) == [demanding]
 
 
 def test_markdown_says_how_the_numbers_came_about(results):

@@ -145,7 +145,7 @@ def test_few_columns_of_bfloat16_in_every_layout(threads):
             with planned(num_threads=threads, parallel_work=1 << 8), served_by_us("bfloat16-float32"):
                 wide = tvmgemm.matmul(a, b, dtype=np.float32)
             np.testing.assert_allclose(wide, exact, rtol=1e-4, atol=1e-3)
-            with planned(num_threads=threads, parallel_work=1 << 8):
+            with planned(num_threads=threads, parallel_work=1 << 8), served_by_us("bfloat16"):
                 x, y = tvmgemm.matmul(a, b, dtype=ml_dtypes.bfloat16), wide.astype(ml_dtypes.bfloat16)
             np.testing.assert_array_equal(x.astype("f4"), y.astype("f4"), err_msg="rounded once")
 
